@@ -1,0 +1,32 @@
+# `make demo` and `make test` need only Python 3.11 or newer: both make .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types bench clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vgbatch needs Python 3.11 or newer, not " + sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready
+	$(BIN)/vgbatch run manifests/examples/demo.parquet --out out/demo || test $$? -eq 3
+	$(BIN)/vgbatch report --out out/demo --gpu-price 2.5
+
+test: .venv/ready lint types
+	$(BIN)/pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: .venv/ready
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python bench/plan_million.py
+
+clean:
+	rm -rf .venv build *.egg-info

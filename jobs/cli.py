@@ -1,0 +1,414 @@
+"""The command line. Imports are inside the commands, so that `vgbatch --help` is instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import click
+import typer
+
+from manifests.errors import UsageError, VgbatchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from jobs.config import Settings
+    from jobs.models import Models
+    from jobs.prepare import Selection
+
+app = typer.Typer(
+    name="vgbatch",
+    help="Render a Parquet manifest of prompts into verified MP4 clips, at the lowest GPU cost per clip.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+manifest_app = typer.Typer(
+    help="Write an example manifest, or make one from CSV or JSON lines.", no_args_is_help=True
+)
+app.add_typer(manifest_app, name="manifest")
+
+ManifestArg = Annotated[str, typer.Argument(help="A Parquet file, a folder of them, or a glob.")]
+OutOpt = Annotated[Path | None, typer.Option("--out", help="Output folder (default: ./out).")]
+LedgerOpt = Annotated[
+    Path | None, typer.Option("--ledger", help="Ledger file (default: <out>/vgbatch.duckdb).")
+]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+ModelOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="Alias, local folder, or hub id with @revision (default: the built-in model)."
+    ),
+]
+PresetOpt = Annotated[str | None, typer.Option("--preset", help="Default preset of rows (default: exact).")]
+CrfOpt = Annotated[int | None, typer.Option("--crf", help="libx264 quality, 0 to 51 (default: 18).")]
+EncoderPresetOpt = Annotated[
+    str | None, typer.Option("--encoder-preset", help="libx264 preset (default: medium).")
+]
+DevicesOpt = Annotated[
+    str | None,
+    typer.Option("--devices", help="auto, cpu, or a list such as cuda:0,cuda:1 (default: auto)."),
+]
+StrictOpt = Annotated[
+    bool | None, typer.Option("--strict", help="Any warned or rejected row: exit 2, nothing runs.")
+]
+TagOpt = Annotated[
+    list[str] | None,
+    typer.Option("--tag", help="Declare a column a tag although its name is close to a known one."),
+]
+LimitOpt = Annotated[int | None, typer.Option("--limit", min=1, help="Render at most this many jobs.")]
+SelectOpt = Annotated[list[str] | None, typer.Option("--select", help="Only this job: id=NAME. Repeatable.")]
+RefreshOpt = Annotated[
+    list[str] | None,
+    typer.Option("--refresh", help="Render again what another `model` revision or `numerics` version made."),
+]
+
+
+@app.command()
+def plan(
+    manifest: ManifestArg,
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    model: ModelOpt = None,
+    preset: PresetOpt = None,
+    crf: CrfOpt = None,
+    encoder_preset: EncoderPresetOpt = None,
+    strict: StrictOpt = None,
+    tag: TagOpt = None,
+    limit: LimitOpt = None,
+    select: SelectOpt = None,
+    refresh: RefreshOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Say what `run` would do: buckets, batches, reuse, rejected rows. Writes nothing, uses no GPU."""
+    settings = _settings(
+        out=out,
+        ledger=ledger,
+        model=model,
+        preset=preset,
+        crf=crf,
+        encoder_preset=encoder_preset,
+        strict=strict,
+        tags=tag,
+    )
+    raise typer.Exit(_plan(manifest, settings, _selection(limit, select, refresh), as_json=as_json))
+
+
+@app.command()
+def run(
+    manifest: ManifestArg,
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    model: ModelOpt = None,
+    preset: PresetOpt = None,
+    crf: CrfOpt = None,
+    encoder_preset: EncoderPresetOpt = None,
+    devices: DevicesOpt = None,
+    strict: StrictOpt = None,
+    tag: TagOpt = None,
+    limit: LimitOpt = None,
+    select: SelectOpt = None,
+    refresh: RefreshOpt = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as `plan`.")] = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """Render the manifest. The same command again resumes: what is delivered is reused."""
+    settings = _settings(
+        out=out,
+        ledger=ledger,
+        model=model,
+        preset=preset,
+        crf=crf,
+        encoder_preset=encoder_preset,
+        devices=devices,
+        strict=strict,
+        tags=tag,
+    )
+    selection = _selection(limit, select, refresh)
+    if dry_run:
+        raise typer.Exit(_plan(manifest, settings, selection, as_json=as_json))
+    raise typer.Exit(_run(manifest, settings, selection, as_json=as_json))
+
+
+@app.command()
+def retry(
+    out: OutOpt = None, ledger: LedgerOpt = None, devices: DevicesOpt = None, as_json: JsonOpt = False
+) -> None:
+    """Try the failed jobs again, and only those; their earlier tries stay in the ledger."""
+    from jobs.prepare import Selection
+    from jobs.retry import read_failed
+    from jobs.runner import run as run_reading
+    from jobs.views import run_facts, show_run
+
+    settings = _settings(out=out, ledger=ledger, devices=devices)
+    failed = read_failed(settings)
+    if failed is None:
+        print("nothing to retry: no job of this ledger has failed", file=sys.stderr)
+        return
+    summary = run_reading(
+        failed.reading,
+        models=failed.models,
+        settings=settings,
+        selection=Selection(),
+        manifest=failed.manifest,
+        command=_command_line(),
+        console=_messages(),
+        retry_of=failed.run_id,
+    )
+    if as_json:
+        _print_json(run_facts(summary))
+    else:
+        show_run(summary, _output())
+    raise typer.Exit(summary.exit_code)
+
+
+@app.command()
+def status(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="One job; all of them when left out.")
+    ] = None,
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Counts and the last run, or everything about one job."""
+    from jobs.status import job_facts, run_status, show_job, show_status
+    from jobs.views import plain
+
+    settings = _settings(out=out, ledger=ledger)
+    if job is None:
+        facts = run_status(settings)
+        show = show_status
+    else:
+        facts = job_facts(job, settings)
+        show = show_job
+    if as_json:
+        _print_json(plain(facts))
+    else:
+        show(facts, _output())
+
+
+@app.command()
+def report(
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    gpu_price: Annotated[str | None, typer.Option("--gpu-price", help="Dollars an hour of one GPU.")] = None,
+    price_per_video: Annotated[
+        str | None, typer.Option("--price-per-video", help="Dollars a clip without a price of its own earns.")
+    ] = None,
+    price_per_second: Annotated[
+        str | None, typer.Option("--price-per-second", help="Dollars a finished second of such a clip earns.")
+    ] = None,
+    utilization: Annotated[
+        str | None, typer.Option("--utilization", help="Share of paid GPU time in use, above 0, at most 1.")
+    ] = None,
+    by: Annotated[str | None, typer.Option("--by", help="bucket, model, day, run, or a tag.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="From this date or instant on.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Before this date or instant.")] = None,
+    tz: Annotated[
+        str | None, typer.Option("--tz", help="Time zone of days and bare dates (default: UTC).")
+    ] = None,
+    as_json: JsonOpt = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout.")] = False,
+) -> None:
+    """What the clips cost and earned."""
+    from jobs.reporting import make_report, print_report
+
+    if as_json and as_csv:
+        raise UsageError("--json and --csv were both given", hint="choose one of them")
+    settings = _settings(
+        out=out,
+        ledger=ledger,
+        gpu_price=gpu_price,
+        price_per_video=price_per_video,
+        price_per_second=price_per_second,
+        utilization=utilization,
+        tz=tz,
+    )
+    made = make_report(settings, by=by, since=since, until=until)
+    print_report(made, console=_output(), form="json" if as_json else "csv" if as_csv else "table")
+
+
+@app.command()
+def doctor(
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    config: Annotated[
+        bool, typer.Option("--config", help="Show each setting with where it comes from.")
+    ] = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """Check versions, devices, ffmpeg, folders, the ledger and the configuration."""
+    from jobs.doctor import print_checks, print_config, run_checks
+
+    settings = _settings(out=out, ledger=ledger)
+    if config:
+        print_config(settings, _output(), as_json=as_json)
+        return
+    checks = run_checks(settings)
+    print_checks(checks, _output(), as_json=as_json)
+    raise typer.Exit(1 if any(check.state == "failed" for check in checks) else 0)
+
+
+@manifest_app.command("template")
+def template(
+    target: Annotated[Path, typer.Argument(help="The Parquet file to write.")] = Path("manifest.parquet"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+) -> None:
+    """Write an example manifest that runs as it is, and explain every column."""
+    from manifests.templates import write_template
+
+    print(write_template(target, overwrite=overwrite))
+    print(f"wrote {target}", file=sys.stderr)
+
+
+@manifest_app.command("from-csv")
+def from_csv(
+    source: Annotated[Path, typer.Argument(help="A CSV file with a header line.")],
+    target: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
+    model: ModelOpt = None,
+    tag: TagOpt = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """Convert CSV to a manifest, with the validation that `run` does."""
+    raise typer.Exit(_convert("csv", source, target, _settings(model=model, tags=tag), overwrite, as_json))
+
+
+@manifest_app.command("from-jsonl")
+def from_jsonl(
+    source: Annotated[Path, typer.Argument(help="A file of JSON objects, one a line.")],
+    target: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
+    model: ModelOpt = None,
+    tag: TagOpt = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """Convert JSON lines to a manifest, with the validation that `run` does."""
+    raise typer.Exit(_convert("jsonl", source, target, _settings(model=model, tags=tag), overwrite, as_json))
+
+
+def main() -> NoReturn:
+    """The entry point: errors a user can cause become one message and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are TextIOWrapper
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except VgbatchError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our stdout left (`| head`): nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def _plan(manifest: str, settings: Settings, selection: Selection, *, as_json: bool) -> int:
+    from jobs.prepare import plan_reading, read
+    from jobs.views import plain, plan_facts, show_plan
+
+    reading, models = read(manifest, settings=settings)
+    _announce(models)
+    planned = plan_reading(reading, models=models, settings=settings, selection=selection)
+    if as_json:
+        _print_json(plain(plan_facts(planned)))
+    else:
+        show_plan(planned, _output())
+    return 3 if planned.plan.rejected.num_rows or planned.plan.exhausted.num_rows else 0
+
+
+def _run(manifest: str, settings: Settings, selection: Selection, *, as_json: bool) -> int:
+    from jobs.prepare import read
+    from jobs.runner import run as run_reading
+    from jobs.views import run_facts, show_run
+
+    reading, models = read(manifest, settings=settings)
+    _announce(models)
+    summary = run_reading(
+        reading,
+        models=models,
+        settings=settings,
+        selection=selection,
+        manifest=manifest,
+        command=_command_line(),
+        console=_messages(),
+    )
+    if as_json:
+        _print_json(run_facts(summary))
+    else:
+        show_run(summary, _output())
+    return summary.exit_code
+
+
+def _settings(**flags: object) -> Settings:
+    from jobs.config import resolve
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    return resolve(given, environ=os.environ, folder=Path.cwd())
+
+
+def _selection(limit: int | None, select: list[str] | None, refresh: list[str] | None) -> Selection:
+    from jobs.prepare import Selection
+
+    for what in refresh or []:
+        if what not in ("model", "numerics"):
+            raise UsageError(f"--refresh: {what}", hint="valid: `--refresh model`, `--refresh numerics`")
+    ids = []
+    for item in select or []:
+        name, equals, value = item.partition("=")
+        if name != "id" or not equals:
+            raise UsageError(f"--select: {item}", hint="valid: `--select id=NAME`")
+        ids.append(value)
+    return Selection(limit=limit, select=tuple(ids), refresh=frozenset(refresh or []))
+
+
+def _output() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stdout)
+
+
+def _messages() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stderr)
+
+
+def _print_json(facts: Mapping[str, Any]) -> None:
+    print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _command_line() -> str:
+    return " ".join(["vgbatch", *sys.argv[1:]])
+
+
+def _announce(models: Models) -> None:
+    for line in models.announcements():
+        print(line, file=sys.stderr)
+
+
+def _convert(
+    kind: str, source: Path, target: Path, settings: Settings, overwrite: bool, as_json: bool
+) -> int:
+    from jobs.converting import convert
+
+    facts = convert(kind, source, target, settings=settings, overwrite=overwrite)
+    if as_json:
+        _print_json(facts)
+    return 3 if facts["rejected"] else 0

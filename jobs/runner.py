@@ -1,0 +1,295 @@
+"""One run: lock, plan, render, record, sum up."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+
+from jobs.config import Settings
+from jobs.dispatch import Dispatcher
+from jobs.executors.local import LocalExecutor
+from jobs.lock import run_lock
+from jobs.loop import RenderLoop, Tally
+from jobs.meter import DeviceMeter
+from jobs.models import Models
+from jobs.outcomes import Context, clip_row
+from jobs.prepare import MAX_ATTEMPTS, Planned, Selection, plan_reading
+from jobs.progress import Eta, RunProgress
+from jobs.stopping import Stop
+from jobs.worker import RendererFactory
+from manifests.planner import Plan
+from manifests.reader import Reading
+from manifests.table import job_from_row
+from pipeline.config import NUMERICS, EngineConfig, ModelSource
+from pipeline.rendering import Renderer
+from storage.clips import write_clips_parquet
+from storage.filesystem import require_writable
+from storage.ledger import Ledger
+from storage.paths import remove_partials
+from storage.rows import ClipRow, RunRow
+
+_RECORDED_PACKAGES = ("vgbatch", "torch", "diffusers", "transformers", "duckdb", "pyarrow", "imageio-ffmpeg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What a finished run says. elapsed_s: wall seconds from the lock to the last record.
+
+    num_left: jobs that were neither delivered nor failed when the run stopped.
+    """
+
+    run_id: str
+    state: str
+    exit_code: int
+    num_planned: int
+    num_delivered: int
+    num_reused: int
+    num_failed: int
+    num_rejected: int
+    num_exhausted: int
+    num_left: int
+    num_frames: int
+    clip_s: float
+    device_s: float
+    elapsed_s: float
+    out: Path
+    ledger: Path
+    stopped_by: str | None
+
+
+def run(
+    reading: Reading,
+    *,
+    models: Models,
+    settings: Settings,
+    selection: Selection,
+    manifest: str,
+    command: str,
+    console: Console,
+    factory: RendererFactory | None = None,
+    retry_of: str | None = None,
+) -> RunSummary:
+    """Render what the manifest asks for and this ledger does not hold yet.
+
+    factory makes a worker's renderer; the engine unless given. retry_of: the run whose failed jobs
+    `reading` holds; their tries are counted anew. Raises Busy when another run is at work.
+    """
+    begin_s = time.monotonic()
+    run_id = new_run_id()
+    require_writable(settings.out)
+    require_writable(settings.ledger.parent)
+    with run_lock(out=settings.out, ledger=settings.ledger, run_id=run_id):
+        remove_partials(settings.out)
+        ledger = Ledger(settings.ledger)
+        ledger.create()
+        ledger.close_dead_runs(at=datetime.now(UTC))
+        planned = plan_reading(
+            reading,
+            models=models,
+            settings=settings,
+            selection=selection,
+            forget_failures=retry_of is not None,
+        )
+        devices = choose_devices(settings.devices)
+        context = Context(run_id=run_id, folder=settings.out, numerics=NUMERICS)
+        row = _run_row(
+            run_id,
+            settings=settings,
+            manifest=manifest,
+            command=command,
+            devices=devices,
+            retry_of=retry_of,
+        )
+        _record_start(ledger, row, planned, context=context)
+        stop = Stop()
+        tally, device_s = _render(
+            planned,
+            devices=devices,
+            ledger=ledger,
+            context=context,
+            console=console,
+            factory=factory or partial(build_renderer, models=models.sources()),
+            stop=stop,
+        )
+        ended = _End(stop, tally, planned.plan)
+        ledger.end_run(
+            run_id,
+            ended_at=datetime.now(UTC),
+            state=ended.state,
+            exit_code=ended.exit_code,
+            device_s=device_s,
+        )
+        write_clips_parquet(ledger.clips_table(retry_of or run_id), settings.out)
+        return _summary(
+            ended, run_id=run_id, settings=settings, device_s=device_s, elapsed_s=time.monotonic() - begin_s
+        )
+
+
+def new_run_id() -> str:
+    """Sorts by time, and is unique between machines."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
+
+
+def build_renderer(device: str, *, models: Mapping[str, ModelSource]) -> Renderer:
+    """The engine of one device; called inside a worker, so that only workers load models."""
+    from pipeline.engine import build_engine
+
+    return build_engine(EngineConfig(device=device, models=models))
+
+
+def choose_devices(wanted: str) -> tuple[str, ...]:
+    """`auto`: every GPU of this host, else the CPU."""
+    if wanted != "auto":
+        return tuple(wanted.split(","))
+    from pipeline.devices import list_devices
+
+    return list_devices()
+
+
+def _run_row(
+    run_id: str,
+    *,
+    settings: Settings,
+    manifest: str,
+    command: str,
+    devices: Sequence[str],
+    retry_of: str | None,
+) -> RunRow:
+    now = datetime.now(UTC)
+    return RunRow(
+        run_id=run_id,
+        started_at=now,
+        heartbeat_at=now,
+        ended_at=None,
+        state="running",
+        exit_code=None,
+        manifest=manifest,
+        out_dir=str(settings.out.resolve()),
+        num_devices=len(devices),
+        device_s=0.0,
+        host=socket.gethostname(),
+        gpu_name="",
+        versions={"python": python_version(), **{name: version(name) for name in _RECORDED_PACKAGES}},
+        command=command,
+        retry_of=retry_of,
+    )
+
+
+def _record_start(ledger: Ledger, row: RunRow, planned: Planned, *, context: Context) -> None:
+    plan = planned.plan
+    ledger.start_run(
+        row,
+        planned=plan.jobs,
+        reused=plan.reused.drop_columns(["clip"]),
+        exhausted=plan.exhausted,
+        left_out=plan.left_out,
+        rejected=plan.rejected,
+        adopted=_adopted(planned, context=context),
+    )
+
+
+def _adopted(planned: Planned, *, context: Context) -> list[ClipRow]:
+    """Reused clips that a killed run renamed but did not come to record."""
+    reused = planned.plan.reused
+    found = pa.array(planned.found, type=pa.string())
+    return [
+        clip_row(
+            job_from_row(row),
+            num_bytes=(context.folder / row["clip"]).stat().st_size,
+            revision=row["model_revision"],
+            context=context,
+        )
+        for row in reused.filter(pc.is_in(reused["clip"], value_set=found)).to_pylist()
+    ]
+
+
+def _render(
+    planned: Planned,
+    *,
+    devices: Sequence[str],
+    ledger: Ledger,
+    context: Context,
+    console: Console,
+    factory: RendererFactory,
+    stop: Stop,
+) -> tuple[Tally, float]:
+    """Render the plan: what came in, and the seconds its devices were held."""
+    plan = planned.plan
+    if not plan.batches.num_rows:
+        return Tally(), 0.0
+    eta = Eta(plan, earlier=planned.bucket_s, num_devices=len(devices))
+    meter = DeviceMeter(num_devices=len(devices))
+    executor = LocalExecutor(devices, folder=context.folder, run_id=context.run_id, factory=factory)
+    try:
+        with RunProgress(console, num_jobs=plan.jobs.num_rows, eta=eta) as progress, stop.on_signals():
+            loop = RenderLoop(
+                dispatcher=Dispatcher(plan, earlier=planned.earlier_tries, max_attempts=MAX_ATTEMPTS),
+                executor=executor,
+                ledger=ledger,
+                context=context,
+                progress=progress,
+                meter=meter,
+                stop=stop,
+            )
+            loop.run()
+    finally:
+        executor.close()
+    return loop.tally, meter.device_s
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a run ended, from what came in and why it stopped."""
+
+    stop: Stop
+    tally: Tally
+    plan: Plan
+
+    @property
+    def num_left(self) -> int:
+        return self.plan.jobs.num_rows - self.tally.num_delivered - self.tally.num_failed
+
+    @property
+    def state(self) -> str:
+        return "stopped" if self.num_left else "done"
+
+    @property
+    def exit_code(self) -> int:
+        if self.num_left and self.stop.signum is not None:
+            return 128 + self.stop.signum
+        bad = self.tally.num_failed + self.plan.rejected.num_rows + self.plan.exhausted.num_rows
+        return 3 if bad else 0
+
+
+def _summary(end: _End, *, run_id: str, settings: Settings, device_s: float, elapsed_s: float) -> RunSummary:
+    return RunSummary(
+        run_id=run_id,
+        state=end.state,
+        exit_code=end.exit_code,
+        num_planned=end.plan.jobs.num_rows,
+        num_delivered=end.tally.num_delivered,
+        num_reused=end.plan.reused.num_rows,
+        num_failed=end.tally.num_failed,
+        num_rejected=end.plan.rejected.num_rows,
+        num_exhausted=end.plan.exhausted.num_rows,
+        num_left=end.num_left,
+        num_frames=end.tally.num_frames,
+        clip_s=end.tally.clip_s,
+        device_s=device_s,
+        elapsed_s=elapsed_s,
+        out=settings.out,
+        ledger=settings.ledger,
+        stopped_by=end.stop.reason if end.num_left else None,
+    )

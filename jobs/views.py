@@ -1,0 +1,246 @@
+"""What plan, run and status print: one dictionary for `--json`, the same facts as text for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from jobs.prepare import Planned
+from jobs.progress import format_duration
+from jobs.runner import RunSummary
+from manifests.planner import Plan
+
+MAX_ROWS_SHOWN = 20
+
+
+def plan_facts(planned: Planned) -> dict[str, Any]:
+    """The plan as JSON-ready data: totals, buckets, rejected rows, reasons."""
+    plan = planned.plan
+    return {
+        "jobs": plan.jobs.num_rows + plan.reused.num_rows + plan.exhausted.num_rows,
+        "to_render": plan.jobs.num_rows,
+        "reused": plan.reused.num_rows,
+        "exhausted": plan.exhausted.num_rows,
+        "left_out": plan.left_out.num_rows,
+        "rejected": plan.rejected.num_rows,
+        "batches": plan.batches.num_rows,
+        "buckets": _bucket_facts(planned),
+        "expected_device_s": _expected_s(planned),
+        "render_again": _reason_counts(plan.jobs),
+        "warnings": _counts(plan.jobs["warning"]),
+        "rejected_rows": [
+            {name: row[name] for name in ("file", "row", "id", "column", "value", "reason")}
+            for row in plan.rejected.to_pylist()
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def _bucket_facts(planned: Planned) -> list[dict[str, Any]]:
+    plan = planned.plan
+    grouped = plan.batches.append_column("jobs", pc.subtract(plan.batches["stop"], plan.batches["start"]))
+    sums = grouped.group_by("bucket").aggregate(
+        [("number", "count"), ("jobs", "sum"), ("size", "sum"), ("size", "max"), ("cap", "max")]
+    )
+    facts = []
+    for row in sums.sort_by("bucket").to_pylist():
+        bucket = plan.buckets[row["bucket"]]
+        batch_s = planned.bucket_s.get(bucket.key)
+        facts.append(
+            {
+                "bucket": bucket.key,
+                "model": bucket.model,
+                "revision": bucket.revision,
+                "preset": bucket.preset,
+                "width": bucket.width,
+                "height": bucket.height,
+                "num_frames": bucket.num_frames,
+                "steps": bucket.steps,
+                "guidance_scale": bucket.guidance_scale,
+                "guidance_scale_2": bucket.guidance_scale_2,
+                "flow_shift": bucket.flow_shift,
+                "jobs": row["jobs_sum"],
+                "batches": row["number_count"],
+                "batch_size": row["size_max"],
+                "cap": row["cap_max"],
+                "fill_frac": row["jobs_sum"] / row["size_sum"],
+                "expected_device_s": None if batch_s is None else batch_s * row["number_count"],
+            }
+        )
+    return facts
+
+
+def _expected_s(planned: Planned) -> float | None:
+    """Device seconds of the whole plan; None while a bucket of it was never rendered here."""
+    counts = Counter(planned.plan.batches["bucket"].to_pylist())
+    times = [planned.bucket_s.get(planned.plan.buckets[index].key) for index in counts]
+    if any(batch_s is None for batch_s in times):
+        return None
+    return sum(batch_s * num for batch_s, num in zip(times, counts.values(), strict=True) if batch_s)
+
+
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    counted = pc.value_counts(column.drop_null()).to_pylist()
+    return {item["values"]: item["counts"] for item in sorted(counted, key=lambda item: -item["counts"])}
+
+
+def _reason_counts(jobs: pa.Table) -> dict[str, int]:
+    return _counts(jobs["reason"])
+
+
+def show_plan(planned: Planned, console: Console) -> None:
+    """The plan for people: buckets, then what is reused, run again or rejected, and why."""
+    facts = plan_facts(planned)
+    if not facts["jobs"] and not facts["rejected"]:
+        console.print("0 jobs")
+    if facts["buckets"]:
+        console.print(_bucket_table(facts["buckets"]))
+    console.print(_plan_line(facts), highlight=False)
+    for reason, count in facts["render_again"].items():
+        line(console, f"again: {_jobs(count)}: {reason}")
+    for warning, count in list(facts["warnings"].items())[:MAX_ROWS_SHOWN]:
+        line(console, f"adjusted: {_jobs(count)}: {warning}")
+    show_rejected(planned.plan, console)
+    for note in facts["notes"]:
+        line(console, f"note: {note}")
+
+
+def _plan_line(facts: Mapping[str, Any]) -> str:
+    parts = [
+        f"{facts['to_render']} to render in {facts['batches']} batches",
+        f"{facts['reused']} reused",
+        f"{facts['rejected']} rejected",
+    ]
+    if facts["exhausted"]:
+        parts.append(f"{facts['exhausted']} given up (`vgbatch retry` tries them again)")
+    if facts["left_out"]:
+        parts.append(f"{facts['left_out']} left out by --limit or --select")
+    expected_s = facts["expected_device_s"]
+    if facts["batches"] and expected_s is not None:
+        parts.append(f"expected device time {format_duration(expected_s)}")
+    return ", ".join(parts)
+
+
+def _bucket_table(buckets: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (
+        ("model", "left"),
+        ("bucket", "left"),
+        ("guidance", "right"),
+        ("jobs", "right"),
+        ("batches", "right"),
+        ("size/cap", "right"),
+        ("fill", "right"),
+        ("expected", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # rich's literal type
+    for bucket in buckets:
+        second = bucket["guidance_scale_2"]
+        expected_s = bucket["expected_device_s"]
+        table.add_row(
+            escape(bucket["model"]),
+            f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {bucket['steps']} steps",
+            f"{bucket['guidance_scale']:g}" + (f"/{second:g}" if second is not None else ""),
+            str(bucket["jobs"]),
+            str(bucket["batches"]),
+            f"{bucket['batch_size']}/{bucket['cap']}",
+            f"{bucket['fill_frac']:.0%}",
+            "unknown" if expected_s is None else format_duration(expected_s),
+        )
+    return table
+
+
+def show_rejected(plan: Plan, console: Console) -> None:
+    """The rejected rows, each with what would be valid; the first ones when there are many."""
+    for row in plan.rejected.slice(0, MAX_ROWS_SHOWN).to_pylist():
+        value = "" if row["value"] is None else f" = {row['value']}"
+        name = "" if row["id"] is None else f" (id {row['id']!r})"
+        where = f"{row['file']} row {row['row']}{name}"
+        line(console, f"rejected: {where}: {row['column']}{value}: {row['reason']}")
+    more = plan.rejected.num_rows - MAX_ROWS_SHOWN
+    if more > 0:
+        line(console, f"rejected: {more} more rows, all of them in `vgbatch plan --json`")
+
+
+def run_facts(summary: RunSummary) -> dict[str, Any]:
+    """The summary as JSON-ready data."""
+    return {name: _plain(value) for name, value in asdict(summary).items()}
+
+
+def show_run(summary: RunSummary, console: Console) -> None:
+    """The summary for people."""
+    parts = [f"{summary.num_delivered} delivered"]
+    parts += [
+        f"{count} {what}"
+        for count, what in (
+            (summary.num_reused, "reused"),
+            (summary.num_failed, "failed"),
+            (summary.num_rejected, "rejected"),
+            (summary.num_exhausted, "given up"),
+            (summary.num_left, "left"),
+        )
+        if count
+    ]
+    total = summary.num_planned + summary.num_reused + summary.num_rejected + summary.num_exhausted
+    line(console, f"run {summary.run_id}: {_jobs(total)}: {', '.join(parts)}")
+    if summary.num_delivered:
+        per_video_s = summary.device_s / summary.num_delivered
+        line(
+            console,
+            f"{summary.num_frames} frames, {summary.clip_s:.1f} s of video in "
+            f"{format_duration(summary.elapsed_s)}; devices held {format_duration(summary.device_s)}, "
+            f"{per_video_s:.2f} s a video",
+        )
+    line(console, f"clips in {summary.out}, list in {summary.out / 'clips.parquet'}, ledger {summary.ledger}")
+    if summary.num_failed or summary.num_exhausted:
+        line(console, "`vgbatch status` says why jobs failed, `vgbatch retry` tries them again")
+    if summary.stopped_by:
+        line(console, f"stopped by {summary.stopped_by}: the same command goes on where this run stopped")
+
+
+def show_mapping(facts: Mapping[str, Any], console: Console) -> None:
+    """Names and values, one a line."""
+    width = max((len(name) for name in facts), default=0)
+    for name, value in facts.items():
+        text = "n/a" if value is None else str(_plain(value))
+        line(console, f"{name.replace('_', ' '):<{width}}  {text}")
+
+
+def _plain(value: Any) -> Any:
+    """JSON-ready: instants in ISO form, money and paths as text."""
+    match value:
+        case datetime():
+            return value.isoformat()
+        case Decimal() | Path():
+            return str(value)
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts ready for json.dumps."""
+    return {name: _plain(value) for name, value in facts.items()}
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job" if count == 1 else f"{count} jobs"
+
+
+def line(console: Console, text: str) -> None:
+    """One line as it is: no markup, no wrapping."""
+    console.print(escape(text), highlight=False, soft_wrap=True)

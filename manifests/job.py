@@ -1,0 +1,83 @@
+"""The nouns that cross rooms: Job, Bucket, Batch. No heavy import here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from hashlib import sha256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One clip to render: a valid manifest row with every default filled in.
+
+    width, height: pixels delivered (even). num_frames: frames delivered. fps: exact rate.
+    seed: 0 to 2^63-1. model: as written in the manifest or on the command line.
+    guidance_scale_2: of the low-noise expert, None for models with one transformer.
+    crf, encoder_preset: libx264 settings; part of what was asked for, so of the fingerprint.
+    """
+
+    id: str
+    fingerprint: str
+    prompt: str
+    negative_prompt: str
+    width: int
+    height: int
+    num_frames: int
+    fps: Fraction
+    seed: int
+    steps: int
+    guidance_scale: float
+    guidance_scale_2: float | None
+    flow_shift: float
+    preset: str
+    model: str
+    crf: int
+    encoder_preset: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Bucket:
+    """What jobs must share to sit in one batch.
+
+    width, height, num_frames: as rendered (the model's next valid ones), not as delivered.
+    conditioning: "text". revision: of the model's weights.
+    """
+
+    model: str
+    revision: str
+    preset: str
+    width: int
+    height: int
+    num_frames: int
+    steps: int
+    guidance_scale: float
+    guidance_scale_2: float | None
+    flow_shift: float
+    conditioning: str = "text"
+
+    @property
+    def key(self) -> str:
+        """Twelve hex digits that name this bucket in the ledger."""
+        values = "\x1f".join(repr(getattr(self, field.name)) for field in fields(self))
+        return sha256(values.encode()).hexdigest()[:12]
+
+    @property
+    def label(self) -> str:
+        """For people: size, frames and steps."""
+        return f"{self.width}x{self.height}x{self.num_frames} {self.steps} steps"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """A static group of jobs of one bucket.
+
+    number: position in the plan, from 0. size: the static batch size, at least len(jobs);
+    the slots past len(jobs) are padding. cap: the bucket's cap.
+    """
+
+    number: int
+    bucket: Bucket
+    jobs: tuple[Job, ...]
+    size: int
+    cap: int

@@ -1,0 +1,261 @@
+"""One record batch of a manifest: every rule applied, every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from manifests.arrays import Ints, phrase, repeated, spread
+from manifests.columns import Given, Rates, id_texts, prices, rates, real_numbers, texts, whole_numbers
+from manifests.errors import ModelError
+from manifests.identity import Hashes, row_hashes
+from manifests.model_spec import ModelSpec
+from manifests.names import RULES
+from manifests.rows import Rows
+from manifests.settings import ReadSettings
+from manifests.shapes import RowModels, shapes
+from manifests.sources import is_url
+from manifests.table import JOBS_SCHEMA
+from manifests.tags import tag_maps
+
+LONGEST_ID_BYTES = 1024
+_INT32_MAX = 2**31 - 1
+
+# Until their fingerprint exists, JOBS_SCHEMA without it; id and seed are null where they will be derived.
+UNNAMED_SCHEMA = pa.schema(
+    [field.with_nullable(True) for field in JOBS_SCHEMA if field.name != "fingerprint"]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """jobs: the good rows, as UNNAMED_SCHEMA. rejected: the others, as REJECTED_SCHEMA.
+    hashes: of each good row's pixel columns as written; None when every row has an id."""
+
+    jobs: pa.RecordBatch
+    rejected: pa.Table
+    hashes: Hashes | None
+
+
+class Models:
+    """The models of a manifest, each looked up once. Raises ModelError for the default one."""
+
+    def __init__(self, model_spec: Callable[[str], ModelSpec], *, default: str) -> None:
+        self._model_spec = model_spec
+        self.default = model_spec(default)
+        self._found: dict[str, ModelSpec | str] = {default: self.default}
+
+    def find(self, name: str) -> ModelSpec | str:
+        """The model's spec, or the reason why there is none."""
+        if name not in self._found:
+            self._found[name] = self._look_up(name)
+        return self._found[name]
+
+    def _look_up(self, name: str) -> ModelSpec | str:
+        if is_url(name):
+            return "a URL as model is not supported yet; use an alias, a local folder or a hub id"
+        if not name.strip():
+            return "empty; name a model, or leave it null for the default"
+        try:
+            return self._model_spec(name)
+        except ModelError as error:
+            return error.message
+
+
+def validate(rows: Rows, *, tags: Sequence[str], models: Models, settings: ReadSettings) -> Checked:
+    """Apply every rule to a batch. A row is given up for the first rule it breaks."""
+    tag_column = tag_maps(rows, tags)
+    named = _named(rows)
+    _reject_reserved(rows)
+    model_names, row_models = _models(rows, models, default=settings.model)
+    preset_names, preset_codes = _presets(rows, default=settings.preset)
+    columns = named | _shapes(rows, row_models) | _numbers(rows, row_models)
+    _warn_of_tokens(rows, row_models)
+    columns |= {"row": rows.numbers, "tags": tag_column, "warning": rows.warnings()}
+
+    keep = np.flatnonzero(rows.ok)
+    constants = {
+        "file": repeated(rows.file, len(keep)),
+        "model": spread(model_names, row_models.codes[keep]),
+        "model_revision": spread([spec.revision for spec in row_models.specs], row_models.codes[keep]),
+        "preset": spread(preset_names, preset_codes[keep]),
+        "crf": np.full(len(keep), settings.crf, np.int32),
+        "encoder_preset": repeated(settings.encoder_preset, len(keep)),
+    }
+    good = _take(columns, keep, count=len(rows))
+    defaults = spread([spec.default_negative_prompt for spec in row_models.specs], row_models.codes[keep])
+    good["negative_prompt"] = _filled(good["negative_prompt"], defaults)
+    return Checked(
+        jobs=_as_batch(good | constants),
+        rejected=rows.rejected(ids=named["id"], tags=tag_column),
+        hashes=_hashes(rows, keep) if good["id"].null_count else None,
+    )
+
+
+# ---- what a row is called and shows ------------------------------------------------------------------
+
+
+def _named(rows: Rows) -> dict[str, pa.Array]:
+    prompt = texts(rows, "prompt")
+    rows.reject(_mask(pc.is_null(prompt)), "prompt", "missing; every row needs a prompt")
+    rows.reject(_mask(pc.equal(pc.utf8_trim_whitespace(prompt), "")), "prompt", "empty; say what to show")
+    ids = id_texts(rows)
+    rows.reject(_mask(pc.equal(ids, "")), "id", "empty; give it a name, or null for one made from the row")
+    rows.reject(_mask(pc.match_substring(ids, "\0")), "id", "must not contain a zero byte")
+    long = _mask(pc.greater(pc.binary_length(ids), LONGEST_ID_BYTES))
+    rows.reject(long, "id", f"must be at most {LONGEST_ID_BYTES} bytes")
+    return {"prompt": prompt, "id": ids, "negative_prompt": texts(rows, "negative_prompt")}
+
+
+def _reject_reserved(rows: Rows) -> None:
+    for rule in RULES.values():
+        column = rows.column(rule.name) if rule.kind == "reserved" else None
+        if column is not None:
+            rows.reject(_mask(column.is_valid()), rule.name, "not supported yet; leave it null")
+
+
+def _distinct(column: pa.Array, *, default: str) -> tuple[list[str], Ints]:
+    """The texts of a column, default first, and which of them each row has."""
+    codes = column.dictionary_encode()
+    indexes = pc.fill_null(codes.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return [default, *codes.dictionary.to_pylist()], indexes + 1
+
+
+def _models(rows: Rows, models: Models, *, default: str) -> tuple[list[str], RowModels]:
+    names, codes = _distinct(texts(rows, "model"), default=default)
+    found = [models.find(name) for name in names]
+    reasons = [one if isinstance(one, str) else "" for one in found]
+    rows.reject(np.array([bool(reason) for reason in reasons])[codes], "model", lambda i: reasons[codes[i]])
+    # Rows of unknown models are gone, but whole columns are computed: the default's numbers stand in.
+    specs = [models.default if isinstance(one, str) else one for one in found]
+    return names, RowModels(specs=specs, codes=codes)
+
+
+def _presets(rows: Rows, *, default: str) -> tuple[list[str], Ints]:
+    names, codes = _distinct(texts(rows, "preset"), default=default)
+    reasons = [preset_complaint(name) for name in names]
+    bad = np.array([reason is not None for reason in reasons])
+    rows.reject(bad[codes], "preset", lambda i: str(reasons[codes[i]]))
+    return names, codes
+
+
+def preset_complaint(name: str) -> str | None:
+    """Why a preset cannot be used, or None."""
+    if name in ("fast", "turbo"):
+        return "not supported yet; use `exact`"
+    return None if name == "exact" else "unknown; use `exact`"
+
+
+# ---- numbers ----------------------------------------------------------------------------------------
+
+
+def _shapes(rows: Rows, models: RowModels) -> dict[str, Ints]:
+    written = rates(rows)
+    usual = [spec.default_fps for spec in models.specs]
+    num = np.array([rate.numerator for rate in usual])[models.codes]
+    den = np.array([rate.denominator for rate in usual])[models.codes]
+    fps = Rates(
+        num=np.where(written.given, written.num, num),
+        den=np.where(written.given, written.den, den),
+        given=written.given,
+    )
+    shape = shapes(rows, models=models, fps=fps)
+    return {"fps_num": fps.num, "fps_den": fps.den} | vars(shape)
+
+
+def _numbers(rows: Rows, models: RowModels) -> dict[str, Any]:
+    seed = whole_numbers(rows, "seed", low=0, high=2**63 - 1, valid="0 to 9223372036854775807")
+    steps = whole_numbers(rows, "steps", low=1, high=1000, valid="1 to 1000")
+    priority = whole_numbers(
+        rows, "priority", low=-_INT32_MAX, high=_INT32_MAX, valid="-2147483647 to 2147483647"
+    )
+    guidance = _guidance(rows, "guidance_scale")
+    shift = real_numbers(
+        rows, "flow_shift", accepts=lambda x: (x > 0) & (x <= 1000), valid="above 0 and at most 1000"
+    )
+    return {
+        "seed": pa.array(seed.values, mask=~seed.given),
+        "steps": steps.or_default(models.each("default_steps")),
+        "priority": priority.values,
+        "guidance_scale": guidance.or_default(models.each_float("default_guidance_scale")),
+        "guidance_scale_2": _second_guidance(rows, models),
+        "flow_shift": shift.or_default(models.each_float("default_flow_shift")),
+        "price": prices(rows),
+    }
+
+
+def _guidance(rows: Rows, name: str) -> Given:
+    return real_numbers(rows, name, accepts=lambda x: (x >= 0) & (x <= 100), valid="0 to 100")
+
+
+def _second_guidance(rows: Rows, models: RowModels) -> pa.Array:
+    second = _guidance(rows, "guidance_scale_2")
+    useless = second.given & (models.each("two_experts") == 0)
+    rows.reject(useless, "guidance_scale_2", "the model has one transformer only; leave it null")
+    values = second.or_default(models.each_float("default_guidance_scale_2"))
+    return pa.array(values, mask=np.isnan(values))
+
+
+# ---- prompts longer than the encoder reads ----------------------------------------------------------
+
+
+def _warn_of_tokens(rows: Rows, models: RowModels) -> None:
+    limits = models.each("max_tokens")
+    for name in ("prompt", "negative_prompt"):
+        column = rows.written.get(name)
+        if column is not None:
+            counts = _token_counts(column, models, limits=np.where(rows.ok, limits, _INT32_MAX))
+            _warn_of_count(rows, name, counts, limits)
+
+
+def _warn_of_count(rows: Rows, name: str, counts: Ints, limits: Ints) -> None:
+    rows.warn(
+        counts > limits,
+        lambda: phrase(f"{name} has ", counts, " tokens, the encoder reads ", limits, ": the rest is cut"),
+    )
+
+
+def _token_counts(column: pa.Array, models: RowModels, *, limits: Ints) -> Ints:
+    """Tokens of the texts that could have too many: a token is at least one byte. 0 for the others."""
+    counts = np.zeros(len(column), np.int64)
+    size_bytes = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    for code, spec in enumerate(models.specs):
+        long = np.flatnonzero((models.codes == code) & (size_bytes > limits))
+        if len(long):
+            counts[long] = spec.count_tokens(column.take(pa.array(long)).to_pylist())
+    return counts
+
+
+# ---- back to Arrow ----------------------------------------------------------------------------------
+
+
+def _take(columns: Mapping[str, Any], keep: Ints, *, count: int) -> dict[str, pa.Array]:
+    arrays = {name: pa.array(column) for name, column in columns.items()}
+    if len(keep) == count:
+        return arrays
+    return {name: array.take(pa.array(keep)) for name, array in arrays.items()}
+
+
+def _filled(column: pa.Array, defaults: pa.Array) -> pa.Array:
+    if column.null_count == len(column):
+        return defaults
+    return pc.coalesce(column, defaults) if column.null_count else column
+
+
+def _as_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    arrays = [pa.array(columns[field.name]).cast(field.type) for field in UNNAMED_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=UNNAMED_SCHEMA)
+
+
+def _hashes(rows: Rows, keep: Ints) -> Hashes:
+    pixels = {name: rows.written[name] for name, rule in RULES.items() if rule.pixel and name in rows.written}
+    return row_hashes(_take(pixels, keep, count=len(rows)))
+
+
+def _mask(flags: pa.Array) -> Any:
+    return pc.fill_null(flags, False).to_numpy(zero_copy_only=False)

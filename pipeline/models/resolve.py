@@ -1,0 +1,125 @@
+"""From a model's name to its sizes, limits, defaults and source, without loading a weight. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from manifests.errors import ModelError
+from manifests.model_spec import ModelSpec
+from pipeline.config import ModelSource
+from pipeline.memory.caps import batch_cap
+from pipeline.models.checkpoint import Checkpoint, read_checkpoint
+from pipeline.models.families import Defaults, defaults_of
+from pipeline.models.hub import fetch_configs, parse_hub_id
+from pipeline.models.revision import folder_revision
+from pipeline.models.text import MAX_TOKENS, TokenCounter
+
+BUILTIN = "builtin"
+_BUILTIN_FOLDER = Path(__file__).with_name("tiny")
+_VALID = f"a model is `{BUILTIN}`, a folder such as ./my-model, or a hub id such as org/name@revision"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedModel:
+    """display_name: for people."""
+
+    spec: ModelSpec
+    source: ModelSource
+    display_name: str
+
+
+def resolve_model(
+    name: str, *, pinned_revision: str | None = None, aliases: Mapping[str, str] | None = None
+) -> ResolvedModel:
+    """Find a model and check it as far as that is possible without its weights.
+
+    name: an alias, "builtin", a folder, or `org/name[@revision]`. pinned_revision: the commit to use for a
+    hub id that names none. Raises ModelError.
+    """
+    target = (aliases or {}).get(name, name)
+    label = name if name == target else f"{name} ({target})"
+    if target == BUILTIN:
+        return _from_folder(name, _BUILTIN_FOLDER, label=label)
+    if (folder := _existing_folder(target)) is not None:
+        return _from_folder(name, folder, label=label)
+    if (hub_id := parse_hub_id(target)) is None or target.startswith("."):
+        raise ModelError(f"no such folder, and not a hub id: {label}", hint=_VALID)
+    repo, revision = hub_id
+    return _from_hub(name, repo, revision=revision or pinned_revision, label=label)
+
+
+def _existing_folder(target: str) -> Path | None:
+    try:
+        folder = Path(target).expanduser()
+        if folder.is_file():
+            raise ModelError(f"a file, not a diffusers checkpoint folder: {target}", hint=_VALID)
+        return folder.absolute() if target and folder.is_dir() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, `~` without a home
+        return None
+
+
+def _from_folder(name: str, folder: Path, *, label: str) -> ResolvedModel:
+    checkpoint = read_checkpoint(folder, label=label, files=_list_files(folder))
+    revision = folder_revision(folder, checkpoint.files)
+    return _resolved(checkpoint, ModelSource(name=name, folder=folder, revision=revision, engine="wan"))
+
+
+def _list_files(folder: Path) -> frozenset[str]:
+    if not (folder / "model_index.json").is_file():  # may be a home folder: do not walk through it
+        return frozenset()
+    return frozenset(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+def _from_hub(name: str, repo: str, *, revision: str | None, label: str) -> ResolvedModel:
+    snapshot = fetch_configs(repo, revision=revision)
+    checkpoint = read_checkpoint(snapshot.folder, label=label, files=snapshot.files)
+    source = ModelSource(
+        name=name, folder=snapshot.folder, revision=snapshot.commit, engine="wan", hub_id=repo
+    )
+    return _resolved(checkpoint, source)
+
+
+def _resolved(checkpoint: Checkpoint, source: ModelSource) -> ResolvedModel:
+    defaults = defaults_of(checkpoint)
+    spec = _spec(checkpoint, defaults, source)
+    return ResolvedModel(spec=spec, source=source, display_name=defaults.display_name)
+
+
+def _spec(checkpoint: Checkpoint, defaults: Defaults, source: ModelSource) -> ModelSpec:
+    return ModelSpec(
+        name=source.name,
+        revision=source.revision,
+        engine=source.engine,
+        multiple=checkpoint.patch_pixels,
+        temporal=checkpoint.temporal,
+        min_side=defaults.min_side,
+        max_side=defaults.max_side,
+        max_frames=defaults.max_frames,
+        patch_pixels=checkpoint.patch_pixels,
+        default_width=defaults.width,
+        default_height=defaults.height,
+        default_num_frames=defaults.num_frames,
+        default_fps=defaults.fps,
+        default_steps=defaults.steps,
+        default_guidance_scale=defaults.guidance_scale,
+        default_guidance_scale_2=defaults.guidance_scale_2,
+        default_flow_shift=defaults.flow_shift,
+        default_negative_prompt=defaults.negative_prompt,
+        resolutions=defaults.resolutions,
+        two_experts=checkpoint.two_experts,
+        max_tokens=MAX_TOKENS,
+        count_tokens=TokenCounter(checkpoint.folder / "tokenizer"),
+        cap=_cap(checkpoint.patch_pixels, checkpoint.temporal),
+    )
+
+
+def _cap(patch_pixels: int, temporal: int) -> Callable[[int, int, int], int]:
+    """width, height in pixels and num_frames, as rendered, to the largest batch worth running."""
+
+    def cap(width: int, height: int, num_frames: int) -> int:
+        latent_frames = (num_frames - 1) // temporal + 1
+        return batch_cap((width // patch_pixels) * (height // patch_pixels) * latent_frames)
+
+    return cap

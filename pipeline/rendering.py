@@ -1,0 +1,52 @@
+"""What an engine is and what it gives back; numpy only, so that fakes need no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from manifests.errors import RenderError
+from manifests.job import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Seconds on a monotonic clock. load_s: reading weights and moving them, apart from work."""
+
+    load_s: float = 0.0
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedClip:
+    """One job's frames, or why there are none.
+
+    frames: uint8 (num_frames, height * 3 // 2, width), planar I420, BT.709, limited range,
+    cropped and trimmed to exactly what the job asked for.
+    """
+
+    job_id: str
+    frames: npt.NDArray[np.uint8] | None
+    error: RenderError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendering:
+    """clips: one for each job of the batch, in its order, padding left out."""
+
+    clips: tuple[RenderedClip, ...]
+    times: StageTimes
+    peak_memory_bytes: int
+
+
+class Renderer(Protocol):
+    """What a worker drives. Raises OutOfDeviceMemory when the batch does not fit."""
+
+    gpu_name: str
+
+    def render(self, batch: Batch) -> Rendering: ...

@@ -1,0 +1,121 @@
+"""What the planner asks a ledger that is open: what is delivered, what failed, what it took.
+
+"Latest" is by instant: an attempt's `ended_at`, a clip's `delivered_at`, a run's `started_at`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from manifests.table import JOBS_SCHEMA
+
+# From `id` to `encoder_preset`, without where the row came from and what it became.
+SETTING_COLUMNS = [
+    name for name in JOBS_SCHEMA.names[JOBS_SCHEMA.names.index("id") :] if not name.startswith("render_")
+][: -len(["priority", "price", "warning", "tags"])]
+
+_FAILED = """
+    WITH latest AS (
+        FROM attempts
+        WHERE fingerprint IN (SELECT fingerprint FROM attempts WHERE state <> 'delivered')
+        QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ended_at DESC, number DESC) = 1
+    )
+    FROM latest WHERE state <> 'delivered' AND NOT EXISTS (
+        FROM clips WHERE {same_clip} AND clips.delivered_at >= latest.ended_at
+    )
+"""
+
+
+def clips(connection: Any) -> pa.Table:
+    """id, fingerprint, file, model_revision, numerics of the latest clip of each (id, fingerprint)."""
+    return connection.sql(
+        """
+        SELECT id, fingerprint, file, model_revision, numerics FROM clips
+        QUALIFY row_number() OVER (PARTITION BY id, fingerprint ORDER BY delivered_at DESC) = 1
+        """
+    ).to_arrow_table()
+
+
+def failures(connection: Any) -> pa.Table:
+    """fingerprint, number, reason of latest attempts that failed or were lost, where no clip came since."""
+    failed = _FAILED.format(key="fingerprint", same_clip="clips.fingerprint = latest.fingerprint")
+    return connection.sql(f"SELECT fingerprint, number, reason FROM ({failed})").to_arrow_table()
+
+
+def failed_jobs(connection: Any) -> pa.Table:
+    """JOBS_SCHEMA and `reason`: the latest row of each job whose own latest attempt failed, as `failures`.
+
+    A job that has since been planned with other settings is not among them.
+    """
+    failed = _FAILED.format(
+        key="id, fingerprint", same_clip="clips.id = latest.id AND clips.fingerprint = latest.fingerprint"
+    )
+    columns = ", ".join(f'jobs."{name}"' for name in JOBS_SCHEMA.names)
+    table = connection.sql(
+        f"""
+        WITH failed AS ({failed}),
+        latest_jobs AS (
+            SELECT jobs.* FROM jobs JOIN runs USING (run_id)
+            WHERE jobs.state <> 'rejected' AND jobs.id IN (SELECT id FROM failed)
+            QUALIFY row_number() OVER (PARTITION BY jobs.id ORDER BY runs.started_at DESC) = 1
+        )
+        SELECT {columns}, failed.reason FROM latest_jobs AS jobs JOIN failed USING (id, fingerprint)
+        ORDER BY jobs.file, jobs."row"
+        """
+    ).to_arrow_table()
+    return table.cast(JOBS_SCHEMA.append(pa.field("reason", pa.string())))
+
+
+def previous_settings(connection: Any, ids: pa.Array) -> pa.Table:
+    """SETTING_COLUMNS of the latest delivered clip of each of `ids`; an id without one has no row."""
+    connection.register("wanted", pa.table({"id": ids}))
+    columns = ", ".join(f"jobs.{name}" for name in SETTING_COLUMNS)
+    return connection.sql(
+        f"""
+        WITH delivered AS (
+            SELECT run_id, id, fingerprint FROM clips SEMI JOIN wanted USING (id)
+            QUALIFY row_number() OVER (PARTITION BY id ORDER BY delivered_at DESC) = 1
+        )
+        SELECT {columns} FROM jobs SEMI JOIN delivered USING (run_id, id, fingerprint)
+        """
+    ).to_arrow_table()
+
+
+def last_gpu_name(connection: Any) -> str | None:
+    """The card that rendered the latest batch."""
+    found = connection.sql("SELECT gpu_name FROM batches ORDER BY started_at DESC LIMIT 1").to_arrow_table()
+    return found["gpu_name"][0].as_py() if found.num_rows else None
+
+
+def caps(connection: Any, *, gpu_name: str, numerics: str) -> dict[str, int]:
+    """Bucket key -> the lowest cap recorded on this card with these numerics."""
+    found = connection.sql(
+        """
+        SELECT bucket, min(cap) AS cap FROM caps
+        WHERE gpu_name = $gpu_name AND numerics = $numerics GROUP BY bucket
+        """,
+        params={"gpu_name": gpu_name, "numerics": numerics},
+    ).to_arrow_table()
+    return dict(zip(found["bucket"].to_pylist(), found["cap"].to_pylist(), strict=True))
+
+
+def bucket_times(connection: Any) -> dict[str, float]:
+    """Bucket key -> median device seconds of its done batches."""
+    found = connection.sql(
+        "SELECT bucket, median(device_s) AS device_s FROM batches WHERE state = 'done' GROUP BY bucket"
+    ).to_arrow_table()
+    return dict(zip(found["bucket"].to_pylist(), found["device_s"].to_pylist(), strict=True))
+
+
+def pinned_revision(connection: Any, model: str) -> str | None:
+    """The revision `model` had in the first run that planned with it."""
+    found = connection.sql(
+        """
+        SELECT jobs.model_revision FROM jobs JOIN runs USING (run_id)
+        WHERE jobs.model = $model ORDER BY runs.started_at LIMIT 1
+        """,
+        params={"model": model},
+    ).to_arrow_table()
+    return found["model_revision"][0].as_py() if found.num_rows else None

@@ -1,0 +1,123 @@
+"""An engine without a model: frames depend on the seed alone. Knobs make it fail in every known way.
+
+Every batch it is given goes to `log` as one JSON line: ids, settings, size, model calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manifests.errors import NonFiniteOutput, OutOfDeviceMemory
+from manifests.job import Batch, Job
+from pipeline.rendering import RenderedClip, Rendering, StageTimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """Which ids misbehave, and how. Files named by `once` make a fault happen only while they exist."""
+
+    log: Path | None = None
+    raise_on: frozenset[str] = frozenset()
+    exit_on: frozenset[str] = frozenset()
+    hang_on: frozenset[str] = frozenset()
+    poison_on: frozenset[str] = frozenset()
+    non_finite_on: frozenset[str] = frozenset()
+    wrong_count_on: frozenset[str] = frozenset()
+    delay_s: Mapping[str, float] = field(default_factory=dict)
+    max_batch: int | None = None
+    while_exists: Path | None = None
+    fail_start: bool = False
+    remove_folder: Path | None = None
+
+    def renderer(self) -> Any:
+        """A picklable factory for workers."""
+        return partial(FakeEngine, knobs=self)
+
+
+class FakeEngine:
+    def __init__(self, device: str, *, knobs: Knobs) -> None:
+        if knobs.fail_start:
+            raise RuntimeError("no such device")
+        self.gpu_name = f"fake {device}"
+        self._knobs = knobs
+        self._poisoned = False
+
+    def render(self, batch: Batch) -> Rendering:
+        self._write_log(batch)
+        ids = {job.id for job in batch.jobs}
+        self._misbehave(batch, ids)
+        for job in batch.jobs:
+            time.sleep(self._knobs.delay_s.get(job.id, 0.0))
+        return Rendering(
+            clips=tuple(self._clip(job) for job in batch.jobs),
+            times=StageTimes(load_s=0.0, encode_s=0.0, denoise_s=0.001, decode_s=0.0),
+            peak_memory_bytes=1,
+        )
+
+    def _misbehave(self, batch: Batch, ids: set[str]) -> None:
+        knobs = self._knobs
+        if knobs.remove_folder is not None:
+            shutil.rmtree(knobs.remove_folder)
+        if knobs.max_batch is not None and batch.size > knobs.max_batch:
+            raise OutOfDeviceMemory(f"out of memory at batch size {batch.size}")
+        if knobs.while_exists is not None and not knobs.while_exists.exists():
+            return
+        if self._poisoned or ids & knobs.poison_on:
+            self._poisoned = True
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if ids & knobs.exit_on:
+            os._exit(1)
+        if ids & knobs.hang_on:
+            threading.Event().wait()
+        if ids & knobs.raise_on:
+            raise ValueError(f"cannot render {sorted(ids & knobs.raise_on)}")
+
+    def _clip(self, job: Job) -> RenderedClip:
+        if job.id in self._knobs.non_finite_on:
+            return RenderedClip(
+                job_id=job.id, frames=None, error=NonFiniteOutput("non-finite output: 1 pixel")
+            )
+        num_frames = job.num_frames - (job.id in self._knobs.wrong_count_on)
+        return RenderedClip(job_id=job.id, frames=frames_of(job, num_frames=num_frames))
+
+    def _write_log(self, batch: Batch) -> None:
+        if self._knobs.log is None:
+            return
+        bucket = batch.bucket
+        calls = bucket.steps * (2 if bucket.guidance_scale > 1 else 1)
+        entry = {
+            "ids": [job.id for job in batch.jobs],
+            "negative_prompts": [job.negative_prompt for job in batch.jobs],
+            "size": batch.size,
+            "steps": bucket.steps,
+            "guidance_scale": bucket.guidance_scale,
+            "flow_shift": bucket.flow_shift,
+            "model_calls": calls,
+        }
+        with open(self._knobs.log, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def frames_of(job: Job, *, num_frames: int | None = None) -> np.ndarray:
+    """Planar I420 frames whose grey level walks on from one that the seed picks."""
+    count = job.num_frames if num_frames is None else num_frames
+    frames = np.full((count, job.height * 3 // 2, job.width), 128, dtype=np.uint8)
+    for index in range(count):
+        frames[index, : job.height] = 32 + (job.seed * 37 + index * 8) % 192
+    return frames
+
+
+def read_log(log: Path) -> list[dict[str, Any]]:
+    """The batches the engines of a run were given, in order."""
+    return [json.loads(entry) for entry in log.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,40 @@
+"""The documentation names only commands and options that exist, and every command."""
+
+import re
+
+import pytest
+from typer.main import get_command
+
+from jobs.cli import app
+from tests.run_cases import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = get_command(app).commands
+OPTIONS = {
+    option
+    for command in [*COMMANDS.values(), *COMMANDS["manifest"].commands.values(), get_command(app)]
+    for parameter in command.params
+    for option in parameter.opts
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_commands_and_options_exist(page):
+    text = page.read_text(encoding="utf-8")
+    used = re.findall(
+        r"\bvgbatch (plan|run|status|retry|report|manifest|doctor|[a-z]+)\b(?= |`|$)", text, re.M
+    )
+    code = " ".join(re.findall(r"`[^`]+`|^    .+$", text, re.M))
+    named = set(re.findall(r"vgbatch ([a-z]+)", code))
+    assert used
+    assert named <= set(COMMANDS), named - set(COMMANDS)
+    options = {
+        option for line in code.split("vgbatch ")[1:] for option in re.findall(r"(?<![\w-])--[a-z-]+", line)
+    }
+    own = {option for option in options if option not in OPTIONS}
+    assert own <= {"--foreground", "--preserve-status", "--signal", "--user", "--now", "--help"}, own
+
+
+def test_the_readme_names_every_command():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"vgbatch {name}" not in text] == []

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from pipeline.config import EngineConfig, resolved
+from pipeline.devices import device_memory_bytes, device_name, list_devices, versions
+
+
+def test_devices_are_the_cards_or_the_cpu() -> None:
+    devices = list_devices()
+    assert len(devices) == max(1, torch.cuda.device_count())
+    for device in devices:
+        assert device_name(device)
+        assert device_memory_bytes(device) > 2**28
+
+
+def test_counting_devices_creates_no_cuda_context() -> None:
+    code = "import torch, pipeline.devices as d; d.list_devices(); print(torch.cuda.is_initialized())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_versions_name_what_decides_the_pixels() -> None:
+    known = versions()
+    assert set(known) == {"torch", "diffusers", "transformers", "cuda"}
+    assert known["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert known["cuda"] == (torch.version.cuda or "none")
+
+
+def test_auto_precision_is_full_on_the_cpu_and_half_on_a_card_but_for_the_vae() -> None:
+    on_cpu = resolved(EngineConfig(device="cpu", models={}))
+    on_card = resolved(EngineConfig(device="cuda:1", models={}))
+    asked = resolved(EngineConfig(device="cpu", models={}, dtype="bfloat16"))
+    assert (on_cpu.dtype, on_card.dtype, asked.dtype) == ("float32", "bfloat16", "bfloat16")
+    assert on_card.vae_dtype == "float32"
+    assert resolved(on_card) is on_card

@@ -1,0 +1,101 @@
+"""One forward against the diffusers module it shares its weights with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+
+from pipeline.models.wan_transformer import WanTransformer
+
+LATENTS = (2, 4, 3, 6, 10)  # clips, channels, frames, height, width: odd numbers of tokens
+
+
+def make_module(**settings: Any) -> Any:
+    torch.manual_seed(11)
+    module = WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=24,
+        in_channels=4,
+        out_channels=4,
+        text_dim=16,
+        freq_dim=32,
+        ffn_dim=64,
+        num_layers=3,
+        rope_max_seq_len=32,
+        **settings,
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module.eval().requires_grad_(False)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    latents = torch.randn(LATENTS, generator=generator)
+    text = torch.randn((2, 21, 16), generator=generator)
+    return latents, text, torch.tensor(713)
+
+
+def ours(module: Any) -> torch.Tensor:
+    latents, text, timestep = inputs()
+    transformer = WanTransformer(module)
+    return transformer(latents, timestep=timestep, text_states=transformer.text_states(text))
+
+
+def theirs(module: Any, *, per_token: bool = False) -> torch.Tensor:
+    latents, text, timestep = inputs()
+    dtype = module.patch_embedding.weight.dtype
+    num_tokens = LATENTS[2] * (LATENTS[3] // 2) * (LATENTS[4] // 2)
+    timesteps = timestep.expand(2, num_tokens) if per_token else timestep.expand(2)
+    return module(latents.to(dtype), timesteps, text.to(dtype), return_dict=False)[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"cross_attn_norm": False}, {"eps": 0.5}], ids=str)
+def test_a_forward_agrees_with_diffusers(settings: dict[str, Any]) -> None:
+    module = make_module(**settings)
+    expected = theirs(module)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours(module), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_one_timestep_for_all_tokens_is_the_per_token_table_folded() -> None:
+    module = make_module()
+    expected = theirs(module, per_token=True)
+    torch.testing.assert_close(ours(module), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_in_bfloat16_it_is_no_further_from_float32_than_diffusers_is(tmp_path: Path) -> None:
+    module = make_module()
+    truth = theirs(module)
+    module.save_pretrained(tmp_path)
+    half = WanTransformer3DModel.from_pretrained(tmp_path, dtype=torch.bfloat16, local_files_only=True)
+    assert half.patch_embedding.weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        error = (ours(half).float() - truth).square().mean().sqrt()
+        allowed = (theirs(half).float() - truth).square().mean().sqrt()
+    assert error <= 1.1 * allowed
+
+
+def test_text_states_of_a_prompt_do_not_depend_on_its_neighbours() -> None:
+    transformer = WanTransformer(make_module())
+    _, text, _ = inputs()
+    together, alone = transformer.text_states(text), transformer.text_states(text[1:])
+    for (keys, values), (keys_alone, values_alone) in zip(together, alone, strict=True):
+        torch.testing.assert_close(keys[1:], keys_alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(values[1:], values_alone, rtol=0, atol=1e-5)
+
+
+def test_it_computes_with_the_modules_own_weights() -> None:
+    module = make_module()
+    transformer = WanTransformer(module)
+    latents, text, timestep = inputs()
+    for parameter in module.parameters():
+        parameter.mul_(0.9)
+    changed = transformer(latents, timestep=timestep, text_states=transformer.text_states(text))
+    expected = theirs(module)
+    torch.testing.assert_close(changed, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
