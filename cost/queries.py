@@ -50,7 +50,7 @@ FROM (
 CREATE TABLE tries AS
 SELECT run_id, batch, try_number, epoch_us(started_at) AS at_us, day, model, buckets.name AS bucket,
     ns(device_s) AS device_ns, ns(load_s) AS load_ns, coalesce(num_attempts, 0) AS num_attempts,
-    greatest(num_jobs, num_attempts) AS num_jobs, greatest(size, num_jobs, num_attempts, 1) AS size
+    num_jobs, size
 FROM (
     SELECT * REPLACE (coalesce(bucket, '') AS bucket),
         label(render_width, render_height, render_frames, steps) AS label
@@ -65,8 +65,7 @@ CREATE TABLE shares AS
 SELECT run_id, batch, try_number, id, fingerprint, state, at_us, day, model, bucket,
     slot_ns(device_ns, slot, size) AS share_ns
 FROM (
-    SELECT *, row_number() OVER (
-        PARTITION BY run_id, batch, try_number ORDER BY state <> 'delivered', id) - 1 AS slot
+    SELECT *, row_number() OVER (PARTITION BY run_id, batch, try_number ORDER BY id) - 1 AS slot
     FROM attempts
 )
 JOIN tries USING (run_id, batch, try_number);

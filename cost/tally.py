@@ -4,10 +4,10 @@ What counts where, so that neighbouring windows, and the groups of any grouping,
 a try at a batch (its attempts, padding and loading) counts at the instant it started, the idle time of a
 run at the run's start, a video at its first delivery. A window is since <= instant < until.
 
-The time of a try is shared equally by the slots of its batch: delivered jobs take the first slots, the
-others the next, padding the rest. Slot k of n gets floor(T (k + 1) / n) - floor(T k / n) of T nanoseconds,
-so the slots add up exactly. Idle is what a run held beyond its tries and loads; a run whose last heartbeat
-is older than its last try held at least what its tries took, so idle is never negative.
+The time of a try is shared equally by the slots of its batch: its jobs take the first slots, padding the
+rest. Slot k of n gets floor(T (k + 1) / n) - floor(T k / n) of T nanoseconds, so the slots add up exactly.
+Idle is what a run held beyond its tries and loads; a run whose last heartbeat is older than its last try
+held at least what its tries took, so idle is never negative.
 
 Padding and loading belong to their bucket, model, run and day. What belongs to no single group (idle time
 by bucket or model; idle time, padding and loading by tag) is a group of its own, called SHARED.

@@ -8,9 +8,8 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-import click
 import typer
 
 from manifests.errors import UsageError, VgbatchError
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from jobs.config import Settings
     from jobs.models import Models
     from jobs.prepare import Selection
+
+# Newer versions of typer carry a click of their own: the base of typer's own errors fits both.
+_ClickError: Any = typer.BadParameter.mro()[2]
 
 app = typer.Typer(
     name="vgbatch",
@@ -47,7 +49,7 @@ ModelOpt = Annotated[
     ),
 ]
 PresetOpt = Annotated[str | None, typer.Option("--preset", help="Default preset of rows (default: exact).")]
-CrfOpt = Annotated[int | None, typer.Option("--crf", help="libx264 quality, 0 to 51 (default: 18).")]
+CrfOpt = Annotated[int | None, typer.Option("--crf", help="libx264 quality, 1 (best) to 51 (default: 18).")]
 EncoderPresetOpt = Annotated[
     str | None, typer.Option("--encoder-preset", help="libx264 preset (default: medium).")
 ]
@@ -264,7 +266,7 @@ def template(
     """Write an example manifest that runs as it is, and explain every column."""
     from manifests.templates import write_template
 
-    print(write_template(target, overwrite=overwrite))
+    print(write_template(str(target), overwrite=overwrite), end="")
     print(f"wrote {target}", file=sys.stderr)
 
 
@@ -300,10 +302,10 @@ def main() -> NoReturn:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are TextIOWrapper
     try:
         sys.exit(app(standalone_mode=False) or 0)
-    except click.ClickException as error:
+    except _ClickError as error:
         error.show()
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except VgbatchError as error:
         print(f"error: {error.message}", file=sys.stderr)
@@ -404,11 +406,20 @@ def _announce(models: Models) -> None:
 
 
 def _convert(
-    kind: str, source: Path, target: Path, settings: Settings, overwrite: bool, as_json: bool
+    kind: Literal["csv", "jsonl"],
+    source: Path,
+    target: Path,
+    settings: Settings,
+    overwrite: bool,
+    as_json: bool,
 ) -> int:
     from jobs.converting import convert
+    from jobs.views import show_rejected
 
     facts = convert(kind, source, target, settings=settings, overwrite=overwrite)
     if as_json:
         _print_json(facts)
+    else:
+        show_rejected(facts["rejected_rows"], _messages())
+        print(f"wrote {facts['manifest']}: {facts['rows']} rows, {facts['rejected']} of them rejected")
     return 3 if facts["rejected"] else 0

@@ -43,7 +43,12 @@ def read(manifest: str, *, settings: Settings) -> tuple[Reading, Models]:
         aliases=settings.aliases,
         pinned=ledger.pinned_revision if ledger.exists() else lambda name: None,
     )
-    read_settings = ReadSettings(
+    return read_manifest(manifest, settings=read_settings(settings), model_spec=models.spec), models
+
+
+def read_settings(settings: Settings) -> ReadSettings:
+    """What of the settings the reader must know."""
+    return ReadSettings(
         model=settings.model,
         preset=settings.preset,
         crf=settings.crf,
@@ -51,7 +56,6 @@ def read(manifest: str, *, settings: Settings) -> tuple[Reading, Models]:
         strict=settings.strict,
         tags=frozenset(settings.tags),
     )
-    return read_manifest(manifest, settings=read_settings, model_spec=models.spec), models
 
 
 @dataclass(frozen=True, kw_only=True)

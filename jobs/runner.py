@@ -29,6 +29,7 @@ from jobs.prepare import MAX_ATTEMPTS, Planned, Selection, plan_reading
 from jobs.progress import Eta, RunProgress
 from jobs.stopping import Stop
 from jobs.worker import RendererFactory
+from manifests.errors import LedgerError
 from manifests.planner import Plan
 from manifests.reader import Reading
 from manifests.table import job_from_row
@@ -131,10 +132,25 @@ def run(
             exit_code=ended.exit_code,
             device_s=device_s,
         )
-        write_clips_parquet(ledger.clips_table(retry_of or run_id), settings.out)
+        listed = _write_list(ledger, retry_of or run_id, settings=settings, console=console)
         return _summary(
-            ended, run_id=run_id, settings=settings, device_s=device_s, elapsed_s=time.monotonic() - begin_s
+            ended,
+            listed=listed,
+            run_id=run_id,
+            settings=settings,
+            device_s=device_s,
+            elapsed_s=time.monotonic() - begin_s,
         )
+
+
+def _write_list(ledger: Ledger, run_id: str, *, settings: Settings, console: Console) -> bool:
+    """clips.parquet. What is delivered stays delivered when it cannot be written."""
+    try:
+        write_clips_parquet(ledger.clips_table(run_id), settings.out)
+    except LedgerError as error:
+        console.print(f"warning: {error.message}", markup=False, highlight=False, soft_wrap=True)
+        return False
+    return True
 
 
 def new_run_id() -> str:
@@ -273,11 +289,13 @@ class _End:
         return 3 if bad else 0
 
 
-def _summary(end: _End, *, run_id: str, settings: Settings, device_s: float, elapsed_s: float) -> RunSummary:
+def _summary(
+    end: _End, *, listed: bool, run_id: str, settings: Settings, device_s: float, elapsed_s: float
+) -> RunSummary:
     return RunSummary(
         run_id=run_id,
         state=end.state,
-        exit_code=end.exit_code,
+        exit_code=end.exit_code if listed else end.exit_code or 3,
         num_planned=end.plan.jobs.num_rows,
         num_delivered=end.tally.num_delivered,
         num_reused=end.plan.reused.num_rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from decimal import Decimal
@@ -19,7 +19,6 @@ from rich.table import Table
 from jobs.prepare import Planned
 from jobs.progress import format_duration
 from jobs.runner import RunSummary
-from manifests.planner import Plan
 
 MAX_ROWS_SHOWN = 20
 
@@ -39,10 +38,7 @@ def plan_facts(planned: Planned) -> dict[str, Any]:
         "expected_device_s": _expected_s(planned),
         "render_again": _reason_counts(plan.jobs),
         "warnings": _counts(plan.jobs["warning"]),
-        "rejected_rows": [
-            {name: row[name] for name in ("file", "row", "id", "column", "value", "reason")}
-            for row in plan.rejected.to_pylist()
-        ],
+        "rejected_rows": rejected_facts(plan.rejected),
         "notes": list(plan.notes),
     }
 
@@ -111,7 +107,7 @@ def show_plan(planned: Planned, console: Console) -> None:
         line(console, f"again: {_jobs(count)}: {reason}")
     for warning, count in list(facts["warnings"].items())[:MAX_ROWS_SHOWN]:
         line(console, f"adjusted: {_jobs(count)}: {warning}")
-    show_rejected(planned.plan, console)
+    show_rejected(facts["rejected_rows"], console)
     for note in facts["notes"]:
         line(console, f"note: {note}")
 
@@ -161,14 +157,19 @@ def _bucket_table(buckets: list[dict[str, Any]]) -> Table:
     return table
 
 
-def show_rejected(plan: Plan, console: Console) -> None:
-    """The rejected rows, each with what would be valid; the first ones when there are many."""
-    for row in plan.rejected.slice(0, MAX_ROWS_SHOWN).to_pylist():
+def rejected_facts(rejected: pa.Table) -> list[dict[str, Any]]:
+    """Rejected rows as JSON-ready data; tags left out."""
+    return list(rejected.drop_columns(["tags"]).to_pylist())
+
+
+def show_rejected(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Rejected rows, each with what would be valid; the first ones when there are many."""
+    for row in rows[:MAX_ROWS_SHOWN]:
         value = "" if row["value"] is None else f" = {row['value']}"
         name = "" if row["id"] is None else f" (id {row['id']!r})"
         where = f"{row['file']} row {row['row']}{name}"
         line(console, f"rejected: {where}: {row['column']}{value}: {row['reason']}")
-    more = plan.rejected.num_rows - MAX_ROWS_SHOWN
+    more = len(rows) - MAX_ROWS_SHOWN
     if more > 0:
         line(console, f"rejected: {more} more rows, all of them in `vgbatch plan --json`")
 

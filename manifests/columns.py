@@ -188,7 +188,8 @@ def _narrowed(values: npt.NDArray[Any]) -> tuple[Ints, Mask]:
 
 def _number_texts(rows: Rows, name: str, column: pa.Array) -> pa.Array:
     if not _is_text(column.type):
-        return column.cast(pa.string())
+        # Arrow writes a zero of many decimals as 0E-10.
+        return pc.replace_substring_regex(column.cast(pa.string()), pattern="^0E.*$", replacement="0")
     return pc.utf8_trim_whitespace(texts(rows, name))
 
 
@@ -230,7 +231,7 @@ def _floats(rows: Rows, name: str, column: pa.Array) -> Floats:
         numbers = _number_texts(rows, name, column)
         matched = pc.match_substring_regex(numbers, _REAL)
         column = pc.if_else(matched, pc.utf8_ltrim(numbers, characters="+"), "nan")
-    elif pa.types.is_float32(column.type):
+    elif pa.types.is_float32(column.type) or pa.types.is_decimal(column.type):
         column = column.cast(pa.string())  # 7.1 in float32 means 7.1, not 7.0999999
     return pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
 

@@ -84,5 +84,7 @@ class Rows:
             value = array[index].as_py()
         except UnicodeDecodeError:
             value = array[index].as_buffer().to_pybytes()
+        except (OverflowError, ValueError):  # a duration that Python's own type cannot hold
+            value = array[index].cast(pa.string()).as_py()
         text = value if isinstance(value, str) else repr(value) if isinstance(value, float) else str(value)
         return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

@@ -150,15 +150,18 @@ def _jsonl_texts(source: str) -> pa.Table:
             if not line.strip():
                 continue
             record = _record(line, where=f"{source} line {number}")
-            for name in record.keys() - columns.keys():
-                columns[name] = [None] * num_records
+            for name in record:
+                if name not in columns:
+                    columns[name] = [None] * num_records
             for name, values in columns.items():
                 values.append(record.get(name))
             num_records += 1
+        return pa.table({name: _unchecked_texts(values) for name, values in columns.items()})
+
+
+def _unchecked_texts(values: list[bytes | None]) -> pa.Array:
     as_text = pc.CastOptions(target_type=pa.string(), allow_invalid_utf8=True)
-    return pa.table(
-        {name: pc.cast(pa.array(values, pa.binary()), options=as_text) for name, values in columns.items()}
-    )
+    return pc.cast(pa.array(values, pa.binary()), options=as_text)
 
 
 def _record(line: bytes, *, where: str) -> dict[str, bytes | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,20 @@ from manifests.errors import Busy, LedgerError
 PATIENCE_S = 5.0  # how long to wait for another process to leave the ledger
 _POLL_S = 0.05
 
+# Within a process DuckDB shares an open file between threads, but not for reading and writing at once.
+_ONE_AT_A_TIME = threading.RLock()
+
 # What DuckDB itself may hold; above it, it spills beside the file. A million clips need half of it.
 _MEMORY_LIMIT = "1GB"
 _THREADS = min(4, os.cpu_count() or 1)
 
 # Not the user's query at fault but the file, its disk or its memory.
-_BROKEN = (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.FatalException)
+_BROKEN = (
+    duckdb.IOException,
+    duckdb.OutOfMemoryException,
+    duckdb.FatalException,
+    duckdb.TransactionException,  # a commit that finds the disk full
+)
 
 
 @contextmanager
@@ -33,12 +42,13 @@ def visit(path: Path, *, read_only: bool, patience_s: float) -> Iterator[Any]:
     not DuckDB, unreadable, or its disk is full. Instants are UTC whatever TZ says.
     """
     try:
-        connection = _connect(path, read_only=read_only, patience_s=patience_s)
-        try:
-            connection.execute("SET TimeZone = 'UTC'")
-            yield connection
-        finally:
-            connection.close()
+        with _ONE_AT_A_TIME:
+            connection = _connect(path, read_only=read_only, patience_s=patience_s)
+            try:
+                connection.execute("SET TimeZone = 'UTC'")
+                yield connection
+            finally:
+                connection.close()
     except _BROKEN as error:
         doing = "read" if read_only else "written"
         raise LedgerError(f"the ledger {path} cannot be {doing}: {error}") from error
@@ -66,7 +76,7 @@ def _holder(message: str) -> str | None:
     """Who has the file open, from DuckDB's complaint; None when it complains of something else."""
     if "different configuration" in message:
         return f"this process (PID {os.getpid()})"
-    if "lock" not in message:
+    if "set lock on file" not in message:
         return None
     program = re.search(r"held in (.+?) \(PID (\d+)\)", message)
     if program:

@@ -45,7 +45,9 @@ class Ledger:
         unfinished = self.path.with_name(f"{self.path.name}.new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.unlink(missing_ok=True)
+            # A write-ahead log without its database would be replayed into the new one.
+            for leftover in (unfinished, _log_of(unfinished), _log_of(self.path)):
+                leftover.unlink(missing_ok=True)
             self._migrate(unfinished)
             unfinished.rename(self.path)
             sync_folder(self.path.parent)
@@ -200,3 +202,7 @@ class Ledger:
     def _require_exists(self) -> None:
         if not self.exists():
             raise LedgerError(f"no ledger: {self.path}", hint="`vgbatch run` makes one")
+
+
+def _log_of(database: Path) -> Path:
+    return database.with_name(f"{database.name}.wal")

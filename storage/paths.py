@@ -39,10 +39,9 @@ def partial_name(name: str, *, run_id: str) -> str:
 
 def remove_partials(folder: Path) -> int:
     """Removes what dead runs left half-written, says how many. The caller holds the folder's lock."""
-    with os.scandir(folder) as entries:
-        partials = [entry.path for entry in entries if _PARTIAL.fullmatch(entry.name)]
-    for path in partials:
-        os.unlink(path)
+    partials = [name for name in os.listdir(folder) if _PARTIAL.fullmatch(name)]
+    for name in partials:
+        (folder / name).unlink()
     return len(partials)
 
 
@@ -53,10 +52,9 @@ def list_clips(folder: Path) -> pa.Array:
     """
     if not folder.exists():
         return pa.array([], pa.string())
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries]
     # Our names are ASCII; others may not even be Unicode.
-    return pa.array([name for name in names if name.endswith(".mp4") and name.isascii()], pa.string())
+    names = [name for name in os.listdir(folder) if name.endswith(".mp4") and name.isascii()]
+    return pa.array(names, pa.string())
 
 
 def publish(partial: Path, final: Path) -> None:

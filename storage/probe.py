@@ -9,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from manifests.errors import VideoError
-from storage.ffmpeg import Finished, failure, run_ffmpeg
+from storage.ffmpeg import Finished, complaints, failure, run_ffmpeg
 from storage.metadata import ClipMetadata, read_metadata
 
 # `  Stream #0:0[0x1](und): Video: h264 (High) (avc1 / 0x31637661), yuv420p(tv, bt709), 64x64, ...`
 _STREAM = re.compile(r"^\[info\]   Stream #0:\d+[^:]*: Video: (?P<codec>\w+)(?: \((?P<profile>[^()/]+)\))?")
+_THREADS = 4
 _COLOUR_TAG = re.compile(r"bt|smpte|unknown|.*/")
 _PIXELS = re.compile(r", (?P<pix_fmt>[a-z][a-z0-9]*)(?:\((?P<colour>[^)]*)\))?, \d+x\d+")
 
@@ -44,9 +45,9 @@ def probe(path: Path) -> VideoInfo:
     if not path.is_file():
         raise VideoError(f"no such video file: {path}")
     frames = "-map 0:v:0 -fps_mode passthrough -enc_time_base demux -f framecrc pipe:1"
-    finished = run_ffmpeg([*["-loglevel", "level+info", "-xerror", "-i"], f"file:{path}", *frames.split()])
-    damage = [line for line in finished.messages if "[error]" in line or "[fatal]" in line]
-    if finished.exit_code != 0 or damage:
+    options = f"-loglevel level+info -xerror -threads {_THREADS} -i"
+    finished = run_ffmpeg([*options.split(), f"file:{path}", *frames.split()])
+    if finished.exit_code != 0 or complaints(finished):
         raise failure(finished, doing="decoding")
     width, height = _size(finished.output)
     return VideoInfo(
@@ -60,9 +61,11 @@ def probe(path: Path) -> VideoInfo:
 
 
 def _stream(finished: Finished) -> dict[str, str]:
-    line, stream = next((line, match) for line in finished.messages if (match := _STREAM.match(line)))
-    pixels = _PIXELS.search(line)
-    assert pixels is not None, line
+    streams = [match for line in finished.messages if (match := _STREAM.match(line))]
+    pixels = _PIXELS.search(streams[0].string) if streams else None
+    if pixels is None:
+        raise VideoError("ffmpeg does not say what the video stream is", hint="is its format a usual one?")
+    stream = streams[0]
     words = [word.strip() for word in (pixels["colour"] or "").split(",")]
     tag = next((word for word in words if _COLOUR_TAG.match(word)), "unknown")
     # One name stands for all three when they agree.

@@ -56,7 +56,13 @@ class Spool:
     def read(self) -> list[Entry]:
         """The whole entries of the file; a torn line was never reported as written."""
         whole, _, _torn = self.path.read_bytes().rpartition(b"\n")
-        return [entry for line in whole.split(b"\n") if line and (entry := _from_json(line))]
+        try:
+            return [_to_entry(values) for line in whole.split(b"\n") if (values := _parse(line)) is not None]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(
+                f"a spool that this vgbatch cannot read: {self.path}",
+                hint="run the vgbatch that wrote it once more, or move the file away",
+            ) from error
 
 
 def list_spools(ledger: Path) -> list[Spool]:
@@ -96,11 +102,14 @@ def _to_json(entry: Entry) -> str:
     return json.dumps({kind: asdict(entry)}, default=datetime.isoformat)
 
 
-def _from_json(line: bytes) -> Entry | None:
+def _parse(line: bytes) -> Any:
     try:
-        entry = json.loads(line)
+        return json.loads(line)
     except ValueError:
         return None
+
+
+def _to_entry(entry: dict[str, Any]) -> Entry:
     if "run_update" in entry:
         return _row(RunUpdate, entry["run_update"])
     outcome = entry["outcome"]

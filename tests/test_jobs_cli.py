@@ -67,10 +67,10 @@ def test_any_locale_and_no_home_will_do(tmp_path, locale):
     rows = rows_of("红色")
     write_manifest(tmp_path, rows)
     code, _, err = vgbatch(
-        "run", "manifest.parquet", folder=tmp_path, HOME="/nonexistent", XDG_CACHE_HOME="", **locale
+        "run", "manifest.parquet", folder=tmp_path, HOME="/proc/nowhere", XDG_CACHE_HOME="", **locale
     )
     assert code == 0, err
-    code, out, err = vgbatch("status", "红色", folder=tmp_path, HOME="/nonexistent", **locale)
+    code, out, err = vgbatch("status", "红色", folder=tmp_path, HOME="/proc/nowhere", **locale)
     assert code == 0, err
     assert "delivered" in out
 
@@ -269,3 +269,11 @@ def test_shell_completion_is_offered(tmp_path):
     out, err = done.communicate(timeout=60)
     assert "complete" in out.lower(), (out, err)
     assert os.path.exists(tmp_path)
+
+
+@pytest.mark.parametrize("args", [["--nope"], ["run"], ["plan", "m.parquet", "--limit", "0"], ["nope"]])
+def test_wrong_usage_is_exit_2_with_the_word_in_question(tmp_path, args):
+    code, out, err = vgbatch(*args, folder=tmp_path)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert "Error" in err

@@ -128,6 +128,12 @@ def test_the_file_can_be_elsewhere_and_its_relative_paths_start_there(tmp_path: 
     assert made.aliases == {"big": str(elsewhere / "wan"), "hub": "org/name@main"}
 
 
+def test_a_model_on_the_command_line_stays_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "wan").mkdir()
+    assert settings(tmp_path, model="wan").model == "wan"
+    assert settings(tmp_path, environ={"VGBATCH_MODEL": "wan"}).model == "wan"
+
+
 def test_a_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert settings(tmp_path, toml='out = "~/clips"').out == tmp_path / "clips"

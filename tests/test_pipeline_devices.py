@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 from pipeline.config import EngineConfig, resolved
@@ -37,3 +39,14 @@ def test_auto_precision_is_full_on_the_cpu_and_half_on_a_card_but_for_the_vae() 
     assert (on_cpu.dtype, on_card.dtype, asked.dtype) == ("float32", "bfloat16", "bfloat16")
     assert on_card.vae_dtype == "float32"
     assert resolved(on_card) is on_card
+
+
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_sleep_unless_told_otherwise(given: str | None, policy: str) -> None:
+    code = "import os, pipeline.rendering; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {} if given is None else {"OMP_WAIT_POLICY": given}
+    root = Path(__file__).parent.parent
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == policy

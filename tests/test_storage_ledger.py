@@ -383,7 +383,7 @@ def test_threads_of_one_process_may_read_and_write_at_once(ledger: Ledger) -> No
 
     def repeat(visit: object) -> None:
         try:
-            for number in range(15):
+            for number in range(6):
                 visit(number)  # type: ignore[operator]
         except BaseException as error:
             errors.append(error)
@@ -401,4 +401,4 @@ def test_threads_of_one_process_may_read_and_write_at_once(ledger: Ledger) -> No
     for thread in threads:
         thread.join()
     assert errors == []
-    assert ledger.clips().num_rows == 15
+    assert ledger.clips().num_rows == 6

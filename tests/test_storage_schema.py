@@ -136,10 +136,26 @@ def test_a_missing_ledger_is_named_with_the_next_step(tmp_path: Path) -> None:
 
 
 def test_a_kill_while_making_it_leaves_no_half_made_ledger(tmp_path: Path) -> None:
-    unfinished = tmp_path / "vgbatch.duckdb.new"
-    unfinished.write_bytes(b"half")
+    for leftover in ("vgbatch.duckdb.new", "vgbatch.duckdb.new.wal"):
+        (tmp_path / leftover).write_bytes(b"half")
+    ledger = new_ledger(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["vgbatch.duckdb"]
+    assert ledger.check() == []
+
+
+def test_the_log_of_a_deleted_ledger_is_not_replayed_into_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "vgbatch.duckdb"
+    script = """
+import duckdb, os, sys
+connection = duckdb.connect(sys.argv[1])
+connection.execute("CREATE TABLE runs (old INTEGER)")
+os._exit(9)
+"""
+    subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert (tmp_path / "vgbatch.duckdb.wal").exists()
+    path.unlink()
     new_ledger(tmp_path)
-    assert not unfinished.exists()
+    assert columns(path) == SCHEMA
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])

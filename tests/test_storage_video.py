@@ -122,22 +122,11 @@ def test_no_name_means_anything_to_ffmpeg(name: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [name]
 
 
-@pytest.mark.parametrize(
-    "id",
-    [
-        "",
-        "a\nb",
-        "a=b;#c",
-        "\\ \"'",
-        "\0",
-        "\x1b[0m",
-        "字" * 2000,
-        "🎬",
-        "\ud800",
-        "comment=x",
-        "Stream #0:0: Video:",
-    ],
-)
+STRANGE_IDS = ["", "a\nb", "a=b;#c", "\\ \"'", "\0", "\x1b[0m", "字" * 2000, "🎬", "\ud800", "comment=x"]
+SPEAKING_LIKE_FFMPEG = ["Stream #0:0: Video: h264, yuv444p, 2x2", "[error] no", "[mp4 @ 0x1] [error] no"]
+
+
+@pytest.mark.parametrize("id", STRANGE_IDS + SPEAKING_LIKE_FFMPEG)
 def test_metadata_survives_whatever_the_id(id: str, tmp_path: Path) -> None:
     metadata = replace(METADATA, id=id, model="hub/модель@rev")
     write_clip(tmp_path / "clip", metadata=metadata)
@@ -310,6 +299,16 @@ def test_what_is_no_video_has_no_metadata(content: bytes, tmp_path: Path) -> Non
     assert not is_complete(path, settings=video_settings())
     with pytest.raises(VideoError, match=r"exit code \d+\n"):
         probe(path)
+
+
+def test_colour_asked_of_ffmpeg_does_not_blind_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AV_LOG_FORCE_COLOR", "1")
+    write_clip(tmp_path / "clip")
+    with pytest.raises(VideoError, match="Unknown encoder 'nope'") as caught:
+        write_clip(tmp_path / "other", codec="nope")
+    assert "\x1b" not in caught.value.message
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
