@@ -233,7 +233,7 @@ def _floats(rows: Rows, name: str, column: pa.Array) -> Floats:
         column = pc.if_else(matched, pc.utf8_ltrim(numbers, characters="+"), "nan")
     elif pa.types.is_float32(column.type) or pa.types.is_decimal(column.type):
         column = column.cast(pa.string())  # 7.1 in float32 means 7.1, not 7.0999999
-    return pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+    return pc.fill_null(column.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)
 
 
 def _given(column: pa.Array) -> Mask:

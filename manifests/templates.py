@@ -34,7 +34,7 @@ _EXAMPLE = pa.table(
         "negative_prompt": pa.array([None, "text, watermark", None], pa.string()),
         "width": pa.array([832, 480, None], pa.int32()),
         "height": pa.array([480, 832, None], pa.int32()),
-        "duration": pa.array([5.0, 2.5, None], pa.float64()),
+        "duration": pa.array([3.0, 2.5, None], pa.float64()),
         "fps": pa.array([24.0, 23.976, None], pa.float64()),
         "seed": pa.array([42, 9223372036854775807, None], pa.int64()),
         "steps": pa.array([30, None, None], pa.int32()),

@@ -105,7 +105,8 @@ def command(*args: str, folder: Path, knobs: str = "Knobs()", **environ: str) ->
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fake_vgbatch", *args],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "FAKE_KNOBS": knobs, **environ},
+        # Looking for devices would import torch.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FAKE_KNOBS": knobs, "VGBATCH_DEVICES": "cpu", **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

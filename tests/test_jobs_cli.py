@@ -22,7 +22,8 @@ def test_help_loads_no_heavy_package():
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom jobs.cli import app\n"
         "r = CliRunner().invoke(app, ['--help'])\nassert r.exit_code == 0, r.output\n"
-        "print([m for m in ('torch', 'diffusers', 'transformers', 'pyarrow', 'duckdb', 'numpy') if m in sys.modules])"
+        "heavy = ('torch', 'diffusers', 'transformers', 'pyarrow', 'duckdb', 'numpy')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

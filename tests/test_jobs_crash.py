@@ -1,4 +1,4 @@
-"""Kills, signals and locks, each with real processes; they meet through files, pipes and polls, never sleeps."""
+"""Kills, signals and locks, with real processes that meet through files and pipes, never by sleeping."""
 
 import json
 import os

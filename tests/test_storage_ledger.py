@@ -384,7 +384,7 @@ def test_threads_of_one_process_may_read_and_write_at_once(ledger: Ledger) -> No
     def repeat(visit: object) -> None:
         try:
             for number in range(6):
-                visit(number)  # type: ignore[operator]
+                visit(number)
         except BaseException as error:
             errors.append(error)
 

@@ -75,7 +75,7 @@ def test_outcomes_wait_in_a_spool_while_another_process_holds_the_ledger(tmp_pat
         ledger.record([outcome("a", caps=(cap_row("b64", 2),))])
         ledger.record([outcome("b", batch=1)])
         (spool,) = list_spools(ledger.path)
-        assert [entry.attempts[0].id for entry in spool.read()] == ["a", "b"]  # type: ignore[union-attr]
+        assert [entry.attempts[0].id for entry in spool.read()] == ["a", "b"]
     ledger.record([outcome("c", batch=2)])
     assert recorded(ledger) == ["a", "b", "c"]
     assert ledger.tables("flushes")["flushes"].select(["flush_id", "num_outcomes"]).to_pylist() == [
@@ -176,7 +176,7 @@ def test_a_torn_line_is_ignored_and_spoils_no_other(tmp_path: Path) -> None:
     spool.append([outcome("b", batch=1)])
     with spool.path.open("ab") as file:
         file.write(b'\n{"outcome": {"batch": {"run_id": "torn by a kill')
-    assert [entry.attempts[0].id for entry in spool.read()] == ["a", "b"]  # type: ignore[union-attr]
+    assert [entry.attempts[0].id for entry in spool.read()] == ["a", "b"]
     assert ledger.close_dead_runs(at=at(1)) == ["r1"]
     assert recorded(ledger) == ["a", "b"]
 

@@ -224,7 +224,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Every child started from now on, in order."""
     started: list[subprocess.Popen[bytes]] = []
 
-    class Recorded(subprocess.Popen):  # type: ignore[type-arg]
+    class Recorded(subprocess.Popen):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             started.append(self)
