@@ -338,10 +338,11 @@ def _plan(manifest: str, settings: Settings, selection: Selection, *, as_json: b
 def _run(manifest: str, settings: Settings, selection: Selection, *, as_json: bool) -> int:
     from jobs.prepare import read
     from jobs.runner import run as run_reading
-    from jobs.views import run_facts, show_run
+    from jobs.views import run_facts, show_plan, show_run
 
     reading, models = read(manifest, settings=settings)
     _announce(models)
+    messages = _messages()
     summary = run_reading(
         reading,
         models=models,
@@ -349,7 +350,8 @@ def _run(manifest: str, settings: Settings, selection: Selection, *, as_json: bo
         selection=selection,
         manifest=manifest,
         command=_command_line(),
-        console=_messages(),
+        console=messages,
+        on_plan=lambda planned: show_plan(planned, messages),
     )
     if as_json:
         _print_json(run_facts(summary))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -79,12 +79,14 @@ def run(
     manifest: str,
     command: str,
     console: Console,
+    on_plan: Callable[[Planned], None] = lambda planned: None,
     factory: RendererFactory | None = None,
     retry_of: str | None = None,
 ) -> RunSummary:
     """Render what the manifest asks for and this ledger does not hold yet.
 
-    factory makes a worker's renderer; the engine unless given. retry_of: the run whose failed jobs
+    on_plan: told the plan before anything is rendered. factory makes a worker's renderer; the engine
+    unless given. retry_of: the run whose failed jobs
     `reading` holds; their tries are counted anew. Raises Busy when another run is at work.
     """
     begin_s = time.monotonic()
@@ -103,6 +105,7 @@ def run(
             selection=selection,
             forget_failures=retry_of is not None,
         )
+        on_plan(planned)
         devices = choose_devices(settings.devices)
         context = Context(run_id=run_id, folder=settings.out, numerics=NUMERICS)
         row = _run_row(

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.arrays import Ints, Mask, joined, phrase, take_pieces
+from manifests.arrays import Ints, Mask, joined, phrase, take
 
 NO_TEXT = pa.scalar(None, pa.string())
 
@@ -138,9 +138,7 @@ class _Matches:
 
 def _differs(then: pa.ChunkedArray, then_rows: Ints, now: pa.ChunkedArray, now_rows: Ints) -> Mask:
     """then[i] != now[j] for each pair of rows; false where either is null."""
-    pairs = zip(take_pieces(then, then_rows), take_pieces(now, now_rows), strict=True)
-    pieces = [pc.not_equal(before, after) for before, after in pairs]
-    return pc.fill_null(pa.chunked_array(pieces, pa.bool_()), False).to_numpy()
+    return pc.fill_null(pc.not_equal(take(then, then_rows), take(now, now_rows)), False).to_numpy()
 
 
 def _failures(jobs: pa.Table, failures: pa.Table) -> tuple[Ints, pa.Array]:

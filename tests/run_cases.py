@@ -101,7 +101,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def command(*args: str, folder: Path, knobs: str = "Knobs()", **environ: str) -> subprocess.Popen[str]:
-    """`vgbatch ARGS` in a process of its own, in `folder`, with the fake engine. knobs: a Python expression."""
+    """`vgbatch ARGS` in a process of its own, in `folder`. knobs of its fake engine: a Python expression."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fake_vgbatch", *args],
         cwd=folder,
