@@ -82,7 +82,7 @@ def judge(
         _where(reused & new_revision, "by another model revision"),
         _where(reused & new_numerics, "by other numerics"),
     ]
-    gave_up = [_where(exhausted, lambda: phrase("gave up after ", tries, " attempts: ", failure))]
+    gave_up = [_where(exhausted, lambda: phrase("gave up after ", tries, " attempts: ", failure()))]
     reason = pc.if_else(pa.array(reused), _reasons(kept, ", "), _reasons(again, "; "))
     return Verdict(
         clip=np.where(reused, clips.index, -1),
@@ -141,16 +141,14 @@ def _differs(then: pa.ChunkedArray, then_rows: Ints, now: pa.ChunkedArray, now_r
     return pc.fill_null(pc.not_equal(take(then, then_rows), take(now, now_rows)), False).to_numpy()
 
 
-def _failures(jobs: pa.Table, failures: pa.Table) -> tuple[Ints, pa.Array]:
-    """Failed attempts of each job's fingerprint, and the last one's reason."""
-    row = pc.index_in(
-        jobs["fingerprint"], value_set=failures["fingerprint"].cast(pa.string()).combine_chunks()
-    )
-    row = row.combine_chunks()
+def _failures(jobs: pa.Table, failures: pa.Table) -> tuple[Ints, Callable[[], pa.Array]]:
+    """Failed attempts of each job's fingerprint, and the last one's reason when asked."""
+    known = failures["fingerprint"].cast(pa.string()).combine_chunks()
+    row = pc.index_in(jobs["fingerprint"], value_set=known).combine_chunks()
     number = failures["number"].cast(pa.int64()).combine_chunks()
     reason = failures["reason"].cast(pa.string()).combine_chunks()
     tries = pc.fill_null(number.take(row), 0).to_numpy(zero_copy_only=False)
-    return tries, pc.fill_null(reason.take(row), "no reason recorded")
+    return tries, lambda: pc.fill_null(reason.take(row), "no reason recorded")
 
 
 def _changes(jobs: pa.Table, changed: Mask, previous: Callable[[pa.Array], pa.Table]) -> pa.Array | None:

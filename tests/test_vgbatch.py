@@ -1,0 +1,29 @@
+import subprocess
+import sys
+
+import vgbatch
+from tests.run_cases import ROOT, rows_of, write_manifest
+
+
+def test_public_names_are_documented_and_there():
+    assert vgbatch.__all__ == ["VgbatchError", "main", "plan", "report", "run"]
+    assert all(getattr(vgbatch, name).__doc__ for name in vgbatch.__all__)
+
+
+def test_the_api_does_what_the_command_line_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = rows_of("a", "b", width=16, height=16, steps=1)
+    plan = vgbatch.plan(write_manifest(tmp_path, rows), devices="cpu")
+    assert plan.jobs["id"].to_pylist() == ["a", "b"]
+    summary = vgbatch.run("manifest.parquet", devices="cpu", out="clips")
+    assert (summary.num_delivered, summary.exit_code) == (2, 0)
+    report = vgbatch.report(out="clips", gpu_price="3.6")
+    assert report.total.cost is not None
+
+
+def test_it_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "vgbatch", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "manifest" in done.stdout
