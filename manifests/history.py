@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from manifests.arrays import Ints, Mask, joined, phrase, take
 
+COMPARED_ROWS = 100_000
 NO_TEXT = pa.scalar(None, pa.string())
 
 # What the fingerprint holds, as reasons name it.
@@ -156,18 +157,22 @@ def _changes(jobs: pa.Table, changed: Mask, previous: Callable[[pa.Array], pa.Ta
     rows = np.flatnonzero(changed)
     if not len(rows):
         return None
-    now = jobs.take(pa.array(rows))
+    # A part at a time: earlier prompts of a million changed rows would not fit beside the new ones.
+    parts = [rows[start : start + COMPARED_ROWS] for start in range(0, len(rows), COMPARED_ROWS)]
+    listed = pa.chunked_array([_listed_changes(jobs.take(pa.array(part)), previous) for part in parts])
+    return pc.replace_with_mask(
+        pa.nulls(len(changed), pa.string()), pa.array(changed), phrase(listed.combine_chunks(), " changed")
+    )
+
+
+def _listed_changes(now: pa.Table, previous: Callable[[pa.Array], pa.Table]) -> pa.Array:
     ids = now["id"].combine_chunks()
     then = previous(ids)
     order = pc.index_in(ids, value_set=then["id"].cast(pa.string()).combine_chunks())
     then = then.take(order)
     names = [_where(_any_differs(now, then, columns), name) for name, columns in _SETTINGS.items()]
-    listed = _reasons(names, ", ")
     # Unknown to the ledger, or hashed by another rule: something differs, but not what.
-    listed = pc.if_else(order.is_valid(), pc.fill_null(listed, "settings"), "settings")
-    return pc.replace_with_mask(
-        pa.nulls(len(changed), pa.string()), pa.array(changed), phrase(listed, " changed")
-    )
+    return pc.if_else(order.is_valid(), pc.fill_null(_reasons(names, ", "), "settings"), "settings")
 
 
 def _any_differs(now: pa.Table, then: pa.Table, columns: tuple[str, ...]) -> Mask:

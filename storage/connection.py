@@ -45,7 +45,8 @@ def visit(path: Path, *, read_only: bool, patience_s: float) -> Iterator[Any]:
         with _ONE_AT_A_TIME:
             connection = _connect(path, read_only=read_only, patience_s=patience_s)
             try:
-                connection.execute("SET TimeZone = 'UTC'")
+                # A long query would draw a bar between our own lines.
+                connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
                 yield connection
             finally:
                 connection.close()
