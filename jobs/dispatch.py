@@ -26,10 +26,11 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """attempts: to be recorded. num_failed: jobs that this run will not try again.
-    lowered_cap: of the batch's bucket, when memory ran out."""
+    """attempts: to be recorded. again: this run tries their jobs once more. num_failed: jobs it will
+    not try again. lowered_cap: of the batch's bucket, when memory ran out."""
 
     attempts: tuple[Attempt, ...]
+    again: bool = False
     num_failed: int = 0
     lowered_cap: int | None = None
 
@@ -87,7 +88,7 @@ class Dispatcher:
                 return self._settle_done(result)
             case "not started":
                 self._again.appendleft(result.task)
-                return Settled(attempts=())
+                return Settled(attempts=(), again=True)
             case "out of memory":
                 return self._settle_out_of_memory(result)
             case "lost":
@@ -120,13 +121,13 @@ class Dispatcher:
         cap = largest_power_of_two_below(batch.size)
         self._caps[batch.bucket.key] = cap
         self._again.extendleft(reversed(list(self._within_cap(result.task))))
-        return Settled(attempts=self._attempts(result, "lost", counted=False), lowered_cap=cap)
+        return Settled(attempts=self._attempts(result, "lost", counted=False), again=True, lowered_cap=cap)
 
     def _settle_lost(self, result: TaskResult) -> Settled:
         task = result.task
         if not result.counted:
             self._again.appendleft(replace(task, try_number=task.try_number + 1))
-            return Settled(attempts=self._attempts(result, "lost", counted=False))
+            return Settled(attempts=self._attempts(result, "lost", counted=False), again=True)
         if len(task.batch.jobs) > 1:
             attempts = self._attempts(result, "lost")
             if task.batch.number in self._lost_once:
@@ -134,11 +135,11 @@ class Dispatcher:
             else:
                 self._lost_once.add(task.batch.number)
                 self._again.appendleft(replace(task, try_number=task.try_number + 1))
-            return Settled(attempts=attempts)
+            return Settled(attempts=attempts, again=True)
         (job,) = task.batch.jobs
         if self._numbers.get(job.fingerprint, 0) + 1 < self._max_attempts:
             self._again.appendleft(replace(task, try_number=task.try_number + 1))
-            return Settled(attempts=self._attempts(result, "lost"))
+            return Settled(attempts=self._attempts(result, "lost"), again=True)
         return Settled(attempts=self._attempts(result, "failed"), num_failed=1)
 
     def _settle_failed(self, result: TaskResult) -> Settled:
@@ -146,7 +147,7 @@ class Dispatcher:
         attempts = self._attempts(result, "failed")
         if result.retry_alone and len(batch.jobs) > 1:
             self._again.extendleft(reversed(list(self._alone(batch))))
-            return Settled(attempts=attempts)
+            return Settled(attempts=attempts, again=True)
         return Settled(attempts=attempts, num_failed=len(batch.jobs))
 
     def _attempts(self, result: TaskResult, state: str, *, counted: bool = True) -> tuple[Attempt, ...]:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from jobs.dispatch import Dispatcher
+from jobs.dispatch import Dispatcher, Settled
 from jobs.executors.local import LocalExecutor
 from jobs.messages import Message, TaskRendered, TaskResult, TaskStarted, WorkerGone, WorkerReady
 from jobs.meter import DeviceMeter
@@ -99,16 +99,19 @@ class RenderLoop:
         num_failed = settled.num_failed + num_unpublished
         self.tally.add(outcome, num_failed=num_failed)
         self.progress.note(result, outcome, num_failed=num_failed)
-        self._tell(result, outcome)
+        self._tell(result, settled, outcome)
         if any(job.no_space for job in result.jobs):
             self.stop.request("no space left in the output folder")
 
-    def _tell(self, result: TaskResult, outcome: Outcome) -> None:
+    def _tell(self, result: TaskResult, settled: Settled, outcome: Outcome) -> None:
+        if settled.again:
+            jobs = "its job is" if len(outcome.attempts) == 1 else f"its {len(outcome.attempts)} jobs are"
+            reason = _first_line(result.reason)
+            self.progress.say(f"warning: batch {result.task.batch.number}: {reason}; {jobs} tried again")
+            return
         for attempt in outcome.attempts:
             if attempt.state == "failed":
                 self.progress.say(f"failed: job {attempt.id!r}: {_first_line(attempt.reason)}")
-        if result.state in ("lost", "out of memory"):
-            self.progress.say(f"warning: {result.device}: {result.state}: {_first_line(result.reason)}")
 
     def _beat(self) -> None:
         """Say that this run lives: what a killed run has paid for ends at its last heartbeat."""
