@@ -41,6 +41,7 @@ OutOpt = Annotated[Path | None, typer.Option("--out", help="Output folder (defau
 LedgerOpt = Annotated[
     Path | None, typer.Option("--ledger", help="Ledger file (default: <out>/vgbatch.duckdb).")
 ]
+OverwriteOpt = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ModelOpt = Annotated[
     str | None,
@@ -261,13 +262,18 @@ def doctor(
 @manifest_app.command("template")
 def template(
     target: Annotated[Path, typer.Argument(help="The Parquet file to write.")] = Path("manifest.parquet"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: OverwriteOpt = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Write an example manifest that runs as it is, and explain every column."""
-    from manifests.templates import write_template
+    from manifests.templates import template_facts, write_template
 
-    print(write_template(str(target), overwrite=overwrite), end="")
-    print(f"wrote {target}", file=sys.stderr)
+    text = write_template(str(target), overwrite=overwrite)
+    if as_json:
+        _print_json({"manifest": str(target), "columns": template_facts()})
+    else:
+        print(text, end="")
+        print(f"wrote {target}", file=sys.stderr)
 
 
 @manifest_app.command("from-csv")
@@ -276,7 +282,7 @@ def from_csv(
     target: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
     model: ModelOpt = None,
     tag: TagOpt = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: OverwriteOpt = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Convert CSV to a manifest, with the validation that `run` does."""
@@ -289,7 +295,7 @@ def from_jsonl(
     target: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
     model: ModelOpt = None,
     tag: TagOpt = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: OverwriteOpt = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Convert JSON lines to a manifest, with the validation that `run` does."""

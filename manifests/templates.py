@@ -61,6 +61,14 @@ def template_text() -> str:
     return "\n".join([head, *lines, "", last, ""])
 
 
+def template_facts() -> list[dict[str, str]]:
+    """The same for a program: name, type, default and meaning of every column."""
+    return [
+        {"name": rule.name, "type": rule.type, "default": rule.default, "meaning": rule.about}
+        for rule in RULES.values()
+    ]
+
+
 def write_template(path: str, *, overwrite: bool = False) -> str:
     """Write an example manifest whose fields carry their descriptions; returns template_text()."""
     schema = pa.schema(

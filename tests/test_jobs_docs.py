@@ -38,3 +38,14 @@ def test_documented_commands_and_options_exist(page):
 def test_the_readme_names_every_command():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"vgbatch {name}" not in text] == []
+
+
+def test_every_command_offers_json():
+    commands = {**COMMANDS, **COMMANDS["manifest"].commands}
+    del commands["manifest"]
+    without = [
+        name
+        for name, command in commands.items()
+        if not any("--json" in parameter.opts for parameter in command.params)
+    ]
+    assert without == []

@@ -4,10 +4,11 @@ import pyarrow as pa
 import pytest
 
 from jobs.prepare import Selection
+from jobs.reporting import make_report
 from manifests.errors import ManifestError
 from storage.probe import probe
 from tests.fake_engine import Knobs, read_log
-from tests.run_cases import clips_list, leftovers, mp4s, planned, query, render, rows_of
+from tests.run_cases import clips_list, leftovers, mp4s, planned, query, render, rows_of, settings_for
 
 
 def test_every_job_becomes_a_verified_file_and_a_row(tmp_path):
@@ -57,8 +58,6 @@ def test_a_deleted_file_is_rendered_again(tmp_path):
 
 
 def test_only_the_failed_job_is_rendered_by_the_next_run(tmp_path):
-    fault = tmp_path / "fault"
-    fault.touch()
     knobs = Knobs(log=tmp_path / "log", non_finite_on=frozenset({"c"}))
     first = render(tmp_path, rows_of("a", "b", "c", "d"), knobs=knobs)
     assert (first.exit_code, first.num_delivered, first.num_failed) == (3, 3, 1)
@@ -71,6 +70,14 @@ def test_only_the_failed_job_is_rendered_by_the_next_run(tmp_path):
         ("failed", 1),
         ("delivered", 1),
     ]
+
+
+def test_a_report_over_two_runs_keeps_the_first_one_s_failure(tmp_path):
+    render(tmp_path, rows_of("a", "b"), knobs=Knobs(non_finite_on=frozenset({"b"})))
+    render(tmp_path, rows_of("a", "b"))
+    tally = make_report(settings_for(tmp_path), by=None, since=None, until=None).total.tally
+    assert (tally.num_videos, tally.num_attempts, tally.num_failed) == (2, 3, 1)
+    assert tally.time.wasted_ns > 0
 
 
 def test_non_finite_output_fails_its_job_alone(tmp_path):
