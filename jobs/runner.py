@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -29,7 +30,7 @@ from jobs.prepare import MAX_ATTEMPTS, Planned, Selection, plan_reading
 from jobs.progress import Eta, RunProgress
 from jobs.stopping import Stop
 from jobs.worker import RendererFactory
-from manifests.errors import LedgerError
+from manifests.errors import LedgerError, RunError, VgbatchError
 from manifests.planner import Plan
 from manifests.reader import Reading
 from manifests.table import job_from_row
@@ -86,8 +87,8 @@ def run(
     """Render what the manifest asks for and this ledger does not hold yet.
 
     on_plan: told the plan before anything is rendered. factory makes a worker's renderer; the engine
-    unless given. retry_of: the run whose failed jobs
-    `reading` holds; their tries are counted anew. Raises Busy when another run is at work.
+    unless given. retry_of: the run whose failed jobs `reading` holds; their tries are counted anew.
+    Raises Busy when another run is at work, RunError when this one cannot go on.
     """
     begin_s = time.monotonic()
     run_id = new_run_id()
@@ -117,23 +118,25 @@ def run(
             retry_of=retry_of,
         )
         _record_start(ledger, row, planned, context=context)
-        stop = Stop()
-        tally, device_s = _render(
-            planned,
-            devices=devices,
-            ledger=ledger,
-            context=context,
-            console=console,
-            factory=factory or partial(build_renderer, models=models.sources()),
-            stop=stop,
-        )
+        stop, meter = Stop(), DeviceMeter(num_devices=len(devices))
+        with _failure_recorded(ledger, run_id, meter=meter):
+            tally = _render(
+                planned,
+                devices=devices,
+                ledger=ledger,
+                context=context,
+                console=console,
+                factory=factory or partial(build_renderer, models=models.sources()),
+                stop=stop,
+                meter=meter,
+            )
         ended = _End(stop, tally, planned.plan)
         ledger.end_run(
             run_id,
             ended_at=datetime.now(UTC),
             state=ended.state,
             exit_code=ended.exit_code,
-            device_s=device_s,
+            device_s=meter.device_s,
         )
         listed = _write_list(ledger, retry_of or run_id, settings=settings, console=console)
         return _summary(
@@ -141,9 +144,24 @@ def run(
             listed=listed,
             run_id=run_id,
             settings=settings,
-            device_s=device_s,
+            device_s=meter.device_s,
             elapsed_s=time.monotonic() - begin_s,
         )
+
+
+@contextmanager
+def _failure_recorded(ledger: Ledger, run_id: str, *, meter: DeviceMeter) -> Iterator[None]:
+    """A run that breaks off is ended in the ledger as failed, with the device time it has used."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(LedgerError):
+            ledger.end_run(
+                run_id, ended_at=datetime.now(UTC), state="failed", exit_code=1, device_s=meter.device_s
+            )
+        if isinstance(error, VgbatchError):
+            raise RunError(f"the run ended early: {error.message}", hint=error.hint) from error
+        raise
 
 
 def _write_list(ledger: Ledger, run_id: str, *, settings: Settings, console: Console) -> bool:
@@ -243,13 +261,13 @@ def _render(
     console: Console,
     factory: RendererFactory,
     stop: Stop,
-) -> tuple[Tally, float]:
-    """Render the plan: what came in, and the seconds its devices were held."""
+    meter: DeviceMeter,
+) -> Tally:
+    """Render the plan: what came in."""
     plan = planned.plan
     if not plan.batches.num_rows:
-        return Tally(), 0.0
+        return Tally()
     eta = Eta(plan, earlier=planned.bucket_s, num_devices=len(devices))
-    meter = DeviceMeter(num_devices=len(devices))
     executor = LocalExecutor(devices, folder=context.folder, run_id=context.run_id, factory=factory)
     try:
         with RunProgress(console, num_jobs=plan.jobs.num_rows, eta=eta) as progress, stop.on_signals():
@@ -265,7 +283,7 @@ def _render(
             loop.run()
     finally:
         executor.close()
-    return loop.tally, meter.device_s
+    return loop.tally
 
 
 @dataclass(frozen=True)

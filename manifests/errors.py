@@ -10,6 +10,7 @@ VgbatchError                  exit code
 ├── ModelError                2   missing, unreachable, not a model we know
 ├── LedgerError               2
 │   └── Busy                  75  another process holds the lock or the ledger
+├── RunError                  1   a run that had begun cannot go on
 └── JobError                  -   one job fails, the run goes on
     ├── RenderError
     │   ├── NonFiniteOutput
@@ -77,6 +78,10 @@ class LedgerError(VgbatchError):
 
 class Busy(LedgerError):
     exit_code = 75
+
+
+class RunError(VgbatchError):
+    exit_code = 1
 
 
 class JobError(VgbatchError):

@@ -5,7 +5,7 @@ import pytest
 
 from jobs.prepare import Selection
 from jobs.reporting import make_report
-from manifests.errors import ManifestError
+from manifests.errors import ManifestError, RunError
 from storage.probe import probe
 from tests.fake_engine import Knobs, read_log
 from tests.run_cases import clips_list, leftovers, mp4s, planned, query, render, rows_of, settings_for
@@ -147,10 +147,9 @@ def test_two_workers_share_the_work(tmp_path):
 
 
 def test_a_device_that_never_starts_ends_the_run_with_its_reason(tmp_path):
-    from manifests.errors import VgbatchError
-
-    with pytest.raises(VgbatchError, match="no device left to render on; cpu"):
+    with pytest.raises(RunError, match="no device left to render on; cpu"):
         render(tmp_path, rows_of("a"), knobs=Knobs(fail_start=True))
+    assert query(tmp_path, "SELECT state, exit_code FROM runs") == [("failed", 1)]
 
 
 def test_rows_that_differ_in_a_batch_setting_never_share_a_batch(tmp_path):

@@ -25,7 +25,7 @@ from jobs.messages import (
     blank_result,
 )
 from jobs.worker import RendererFactory, WorkerSpec, work
-from manifests.errors import VgbatchError
+from manifests.errors import RunError
 
 # Tasks not yet rendered: one on the device and one at hand, so that the device never waits for us.
 TASKS_IN_HAND = 2
@@ -178,7 +178,7 @@ class LocalExecutor:
             f"its worker ended {MAX_FAILED_STARTS} times before it was ready ({_how(slot.process.exitcode)})"
         )
         if not self._slots:
-            raise VgbatchError(
+            raise RunError(
                 f"no device left to render on; {slot.device}: {reason}",
                 hint="the worker's own error is printed above; `vgbatch doctor` checks devices and packages",
             )
