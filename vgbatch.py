@@ -2,8 +2,9 @@
 
     import vgbatch
 
-    summary = vgbatch.run("manifest.parquet", out="clips", gpu_price="2.5")
-    print(vgbatch.report(out="clips", gpu_price="2.5").total.full_load)
+    if __name__ == "__main__":  # workers are spawned, and import this file again
+        summary = vgbatch.run("manifest.parquet", out="clips")
+        print(vgbatch.report(out="clips", gpu_price="2.5").total.full_load)
 
 Settings are those of the command line, by name: `out`, `ledger`, `model`, `preset`, `crf`,
 `encoder_preset`, `strict`, `tags`, `devices`, `gpu_price`, `price_per_video`, `price_per_second`,
@@ -39,7 +40,7 @@ def plan(manifest: str | Path, **settings: object) -> Plan:
 
 
 def run(manifest: str | Path, **settings: object) -> RunSummary:
-    """Render a manifest. Call it under `if __name__ == "__main__":`, since workers are spawned."""
+    """Render a manifest. Needs `if __name__ == "__main__":` around it, since workers are spawned."""
     from rich.console import Console
 
     from jobs.prepare import Selection, read
@@ -58,16 +59,23 @@ def run(manifest: str | Path, **settings: object) -> RunSummary:
     )
 
 
-def report(*, by: str | None = None, **settings: object) -> Report:
-    """What the clips of a ledger cost and earned. by: bucket, model, day, run or a tag."""
+def report(
+    *, by: str | None = None, since: str | None = None, until: str | None = None, **settings: object
+) -> Report:
+    """What the clips of a ledger cost and earned.
+
+    by: bucket, model, day, run or a tag. since, until: dates or instants, as on the command line.
+    """
     from jobs.reporting import make_report
 
-    return make_report(_settings(settings), by=by, since=None, until=None)
+    return make_report(_settings(settings), by=by, since=since, until=until)
 
 
 def _settings(given: dict[str, object]) -> Settings:
-    from jobs.config import resolve
+    from jobs.config import SETTING_NAMES, resolve
 
+    for name in given.keys() - SETTING_NAMES:
+        raise VgbatchError(f"not a setting: {name}", hint=f"settings: {', '.join(sorted(SETTING_NAMES))}")
     return resolve(given, environ=os.environ, folder=Path.cwd())
 
 

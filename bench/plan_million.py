@@ -79,7 +79,7 @@ def deliver_all(manifest: Path, settings: Settings) -> None:
         connection.execute(
             """
             INSERT INTO clips BY NAME
-            SELECT run_id, 0 AS batch, id, fingerprint, files.file, 1 AS num_bytes, width, height, num_frames,
+            SELECT run_id, 0 AS batch, id, fingerprint, files.file, 0 AS num_bytes, width, height, num_frames,
                 fps_num, fps_den, seed, model, model_revision, 'exact-1' AS numerics, preset, 8 AS cap,
                 'card' AS gpu_name, false AS adopted, now() AS delivered_at
             FROM jobs JOIN files USING (id)

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TextIO
 
 import typer
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from jobs.config import Settings
     from jobs.models import Models
     from jobs.prepare import Selection
+
+LOG_WIDTH = 200
 
 # Newer versions of typer carry a click of their own: the base of typer's own errors fits both.
 _ClickError: Any = typer.BadParameter.mro()[2]
@@ -391,15 +393,18 @@ def _selection(limit: int | None, select: list[str] | None, refresh: list[str] |
 
 
 def _output() -> Console:
-    from rich.console import Console
-
-    return Console(file=sys.stdout)
+    return _console(sys.stdout)
 
 
 def _messages() -> Console:
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
-    return Console(file=sys.stderr)
+    # Rich takes a file for 80 columns wide and would break a log's lines there.
+    return Console(file=stream, width=None if stream.isatty() else LOG_WIDTH)
 
 
 def _print_json(facts: Mapping[str, Any]) -> None:

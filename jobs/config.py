@@ -199,6 +199,7 @@ _SETTINGS: dict[str, Callable[[Value], Any]] = {
     "tz": kinds.zone,
     "devices": kinds.devices,
 }
+SETTING_NAMES = frozenset(_SETTINGS)
 _DEFAULTS: dict[str, Any] = {
     "model": "builtin",
     "preset": "exact",

@@ -14,7 +14,8 @@ from manifests.planner import Plan
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """What a result says of one job. number: counted tries of its fingerprint, this one included;
-    a batch that did not fit in memory is nobody's fault and is not counted."""
+    a batch that did not fit in memory, or a clip that did not fit on the disk, is nobody's fault and
+    is not counted."""
 
     job: Job
     state: str
@@ -98,21 +99,24 @@ class Dispatcher:
                 return self._settle_failed(result)
 
     def _settle_done(self, result: TaskResult) -> Settled:
-        attempts = []
-        for job, job_result in zip(result.task.batch.jobs, result.jobs, strict=True):
-            state = "failed" if job_result.partial is None else "delivered"
-            attempts.append(
-                Attempt(
-                    job=job,
-                    state=state,
-                    number=self._count(job),
-                    result=job_result,
-                    reason=job_result.reason,
-                    traceback=job_result.traceback,
-                )
-            )
+        attempts = [
+            self._attempt_done(job, job_result)
+            for job, job_result in zip(result.task.batch.jobs, result.jobs, strict=True)
+        ]
         failed = sum(attempt.state == "failed" for attempt in attempts)
         return Settled(attempts=tuple(attempts), num_failed=failed)
+
+    def _attempt_done(self, job: Job, job_result: JobResult) -> Attempt:
+        # A full disk is nobody's fault: the next run, with room, finds all of the job's tries left.
+        counted = not job_result.no_space
+        return Attempt(
+            job=job,
+            state="failed" if job_result.partial is None else "delivered",
+            number=self._count(job) if counted else self._numbers.get(job.fingerprint, 0),
+            result=job_result,
+            reason=job_result.reason,
+            traceback=job_result.traceback,
+        )
 
     def _settle_out_of_memory(self, result: TaskResult) -> Settled:
         batch = result.task.batch

@@ -109,14 +109,15 @@ def _history(jobs: pa.Table, *, settings: Settings) -> tuple[History, pa.Table]:
     ledger = Ledger(settings.ledger)
     on_disk = list_clips(settings.out)
     if not ledger.exists():
-        found = _found(jobs, on_disk, folder=settings.out)
+        found = _found(jobs, on_disk["file"], folder=settings.out)
         empty = History(
             clips=found, failures=_FAILURES.empty_table(), previous=lambda ids: jobs.slice(0, 0), caps={}
         )
         return empty, found
     clips = ledger.clips()
-    found = _found(jobs, _not_in(on_disk, clips["file"]), folder=settings.out)
-    clips = clips.append_column("present", pc.is_in(clips["file"], value_set=on_disk))
+    found = _found(jobs, _not_in(on_disk["file"], clips["file"]), folder=settings.out)
+    present = _present(clips, on_disk)
+    clips = clips.drop_columns(["num_bytes"]).append_column("present", present)
     gpu_name = ledger.last_gpu_name()
     history = History(
         clips=pa.concat_tables([clips, found]),
@@ -127,7 +128,14 @@ def _history(jobs: pa.Table, *, settings: Settings) -> tuple[History, pa.Table]:
     return history, found
 
 
-def _not_in(names: pa.Array, known: pa.ChunkedArray) -> pa.Array:
+def _present(clips: pa.Table, on_disk: pa.Table) -> pa.ChunkedArray:
+    """Whether each clip's file is there, of the size that was recorded when it was verified."""
+    place = pc.index_in(clips["file"].cast(pa.string()), value_set=on_disk["file"].combine_chunks())
+    sizes = on_disk["num_bytes"].take(place)
+    return pc.fill_null(pc.equal(sizes, clips["num_bytes"]), False)
+
+
+def _not_in(names: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.ChunkedArray:
     return names.filter(pc.invert(pc.is_in(names, value_set=known.combine_chunks())))
 
 
@@ -144,7 +152,7 @@ _CLIPS = pa.schema(
 )
 
 
-def _found(jobs: pa.Table, names: pa.Array, *, folder: Path) -> pa.Table:
+def _found(jobs: pa.Table, names: pa.ChunkedArray, *, folder: Path) -> pa.Table:
     """Whole clips of these jobs that no ledger row knows: a run was killed between rename and record."""
     wanted = set(names.to_pylist())
     if not wanted:

@@ -87,7 +87,7 @@ class RunProgress:
     def __enter__(self) -> Self:
         if self._bar:
             self._bar.start()
-            self._bar_task = self._bar.add_task("render", total=self._num_jobs, detail="starting")
+            self._bar_task = self._bar.add_task("render", total=self._num_jobs, detail="loading the model")
         return self
 
     def __exit__(
@@ -121,7 +121,9 @@ class RunProgress:
     def _detail(self) -> str:
         elapsed_s = time.monotonic() - self._begin_s
         left_s = self._eta.seconds_left()
-        eta = "unknown" if left_s is None else format_duration(left_s)
+        if left_s is None:
+            return "loading the model" if not self.num_failed else f"failed {self.num_failed}"
+        eta = format_duration(left_s)
         return f"{self.num_frames / elapsed_s:.1f} frames/s, ETA {eta}, failed {self.num_failed}"
 
     def _make_bar(self) -> Progress:
@@ -129,7 +131,7 @@ class RunProgress:
             TextColumn("rendering"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("jobs, {task.fields[detail]}"),
+            TextColumn("jobs, {task.fields[detail]}, running"),
             TimeElapsedColumn(),
             console=self._console,
         )

@@ -49,7 +49,8 @@ _RECORDED_PACKAGES = ("vgbatch", "torch", "diffusers", "transformers", "duckdb",
 class RunSummary:
     """What a finished run says. elapsed_s: wall seconds from the lock to the last record.
 
-    num_left: jobs that were neither delivered nor failed when the run stopped.
+    num_left: jobs that were neither delivered nor failed when the run stopped. listed: whether
+    clips.parquet could be written.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class RunSummary:
     out: Path
     ledger: Path
     stopped_by: str | None
+    listed: bool
 
 
 def run(
@@ -331,4 +333,5 @@ def _summary(
         out=settings.out,
         ledger=settings.ledger,
         stopped_by=end.stop.reason if end.num_left else None,
+        listed=listed,
     )

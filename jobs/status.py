@@ -11,6 +11,9 @@ from jobs.views import MAX_ROWS_SHOWN, line, show_mapping
 from manifests.errors import UsageError
 from storage.ledger import Ledger
 
+# As `run` says it.
+_STATUS_WORDS = {"exhausted": "given up"}
+
 
 def run_status(settings: Settings) -> dict[str, Any]:
     """The last run with its counts, and the jobs that failed and are not delivered yet."""
@@ -33,7 +36,7 @@ def job_facts(id: str, settings: Settings) -> dict[str, Any]:
     if facts is None:
         raise UsageError(
             f"no such job in {settings.ledger}: {id}",
-            hint="`vgbatch plan` lists what a manifest holds; ids are compared exactly",
+            hint="ids are compared exactly; `clips.parquet` lists those of the last manifest",
         )
     return facts
 
@@ -47,11 +50,11 @@ def show_status(facts: dict[str, Any], console: Console) -> None:
     shown = ("run_id", "state", "exit_code", "manifest", "started_at", "ended_at", "gpu_name", "num_devices")
     show_mapping({name: run[name] for name in shown}, console)
     console.print()
-    show_mapping(facts["counts"], console)
+    show_mapping({_STATUS_WORDS.get(name, name): count for name, count in facts["counts"].items()}, console)
     for what, rows in (("failed", facts["failed_jobs"]), ("rejected", facts["rejected_rows"])):
         for row in rows[:MAX_ROWS_SHOWN]:
             where = repr(row["id"]) if row["id"] is not None else f"{row['file']} row {row['row']}"
-            line(console, f"{what}: {where}: {row['reason']}")
+            line(console, f"{what}: {where}: {row['reason'].splitlines()[0]}")
         if len(rows) > MAX_ROWS_SHOWN:
             line(
                 console, f"{what}: {len(rows) - MAX_ROWS_SHOWN} more, all of them in `vgbatch status --json`"
@@ -62,7 +65,8 @@ def show_job(facts: dict[str, Any], console: Console) -> None:
     """For people: the job's settings, then each attempt, then its clip."""
     attempts = facts["attempts"]
     clip = facts["clip"]
-    show_mapping({name: value for name, value in facts.items() if name not in ("attempts", "clip")}, console)
+    shown = {name: facts[name] for name in ("id", "status", "reason", "run_id")}
+    show_mapping({**shown, **{name: value for name, value in facts["settings"].items() if value}}, console)
     for attempt in attempts:
         reason = f": {attempt['reason']}" if attempt["reason"] else ""
         line(

@@ -102,7 +102,7 @@ def show_plan(planned: Planned, console: Console) -> None:
         console.print("0 jobs")
     if facts["buckets"]:
         console.print(_bucket_table(facts["buckets"]))
-    console.print(_plan_line(facts), highlight=False)
+    line(console, _plan_line(facts))
     for reason, count in facts["render_again"].items():
         line(console, f"again: {_jobs(count)}: {reason}")
     for warning, count in list(facts["warnings"].items())[:MAX_ROWS_SHOWN]:
@@ -114,7 +114,7 @@ def show_plan(planned: Planned, console: Console) -> None:
 
 def _plan_line(facts: Mapping[str, Any]) -> str:
     parts = [
-        f"{facts['to_render']} to render in {facts['batches']} batches",
+        f"{facts['to_render']} to render in {counted(facts['batches'], 'batch', 'batches')}",
         f"{facts['reused']} reused",
         f"{facts['rejected']} rejected",
     ]
@@ -165,7 +165,7 @@ def rejected_facts(rejected: pa.Table) -> list[dict[str, Any]]:
 def show_rejected(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Rejected rows, each with what would be valid; the first ones when there are many."""
     for row in rows[:MAX_ROWS_SHOWN]:
-        value = "" if row["value"] is None else f" = {row['value']}"
+        value = f" = {row['value']}" if row["value"] else ""
         name = "" if row["id"] is None else f" (id {row['id']!r})"
         where = f"{row['file']} row {row['row']}{name}"
         line(console, f"rejected: {where}: {row['column']}{value}: {row['reason']}")
@@ -203,7 +203,8 @@ def show_run(summary: RunSummary, console: Console) -> None:
             f"{format_duration(summary.elapsed_s)}; devices held {format_duration(summary.device_s)}, "
             f"{per_video_s:.2f} s a video",
         )
-    line(console, f"clips in {summary.out}, list in {summary.out / 'clips.parquet'}, ledger {summary.ledger}")
+    listed = f"list in {summary.out / 'clips.parquet'}, " if summary.listed else ""
+    line(console, f"clips in {summary.out}, {listed}ledger {summary.ledger}")
     if summary.num_failed or summary.num_exhausted:
         line(console, "`vgbatch status` says why jobs failed, `vgbatch retry` tries them again")
     if summary.stopped_by:
@@ -222,7 +223,7 @@ def _plain(value: Any) -> Any:
     """JSON-ready: instants in ISO form, money and paths as text."""
     match value:
         case datetime():
-            return value.isoformat()
+            return value.isoformat(timespec="seconds")
         case Decimal() | Path():
             return str(value)
         case dict():
@@ -239,7 +240,12 @@ def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _jobs(count: int) -> str:
-    return f"{count} job" if count == 1 else f"{count} jobs"
+    return counted(count, "job", "jobs")
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """`1 batch`, `2 batches`."""
+    return f"{count} {one if count == 1 else many}"
 
 
 def line(console: Console, text: str) -> None:

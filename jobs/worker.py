@@ -225,8 +225,10 @@ class _Writer:
                 partial=partial,
             )
         except JobError as error:
-            no_space = isinstance(error, OutOfSpace)
-            return JobResult(id=job.id, partial=None, reason=error.message, no_space=no_space)
+            if isinstance(error, OutOfSpace):
+                reason = f"no space left in {self._spec.folder}\n{error.message}"
+                return JobResult(id=job.id, partial=None, reason=reason, no_space=True)
+            return JobResult(id=job.id, partial=None, reason=error.message)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             return JobResult(id=job.id, partial=None, reason=reason, traceback=traceback.format_exc())

@@ -74,7 +74,7 @@ def judge(
     again = [
         _where(clips.present & new_revision & ("model" in refresh), "model revision changed"),
         _where(clips.present & new_numerics & ("numerics" in refresh), "numerics changed"),
-        _where(clips.found & ~clips.present, "file missing"),
+        _where(clips.found & ~clips.present, "file missing or damaged"),
         _changes(jobs, clips.delivered & ~clips.found, history.previous),
         _where(tries > 0, lambda: phrase("failed before (attempt ", tries + 1, f" of {max_attempts})")),
     ]

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from manifests.arrays import CHUNK_ROWS
 from manifests.errors import UnreadableManifest
 
+_HINT = "check the path, or write the file again; nothing was run"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -65,7 +67,7 @@ def _open_part(file: str) -> Part:
     with naming(file):
         complaint = _complaint(Path(file))
         if complaint:
-            raise UnreadableManifest(f"{complaint}: {file}", hint="write it again; nothing was run")
+            raise UnreadableManifest(f"{complaint}: {file}", hint=_HINT)
         metadata = _plain_metadata(file)
         schema = _schema(file, metadata)
         schema.names  # noqa: B018  a name that is not UTF-8 shows here
@@ -142,5 +144,6 @@ def naming(file: str, *, kind: str = "Parquet") -> Iterator[None]:
             raise UnreadableManifest(f"cannot be read ({error.strerror}): {file}") from error
         detail = " ".join(str(error).split())
         raise UnreadableManifest(
-            f"not a whole {kind} file ({detail}): {file}", hint="write it again; nothing was run"
+            f"not a whole {kind} file ({detail}): {file}",
+            hint=_HINT,
         ) from error

@@ -38,7 +38,7 @@ _EXAMPLE = pa.table(
         "duration": pa.array([2.125, None, None], pa.float64()),
         "num_frames": pa.array([None, 33, None], pa.int32()),
         "fps": pa.array([8.0, 23.976, None], pa.float64()),
-        "seed": pa.array([42, 9223372036854775807, None], pa.int64()),
+        "seed": pa.array([42, 43, None], pa.int64()),
         "steps": pa.array([30, None, None], pa.int32()),
         "guidance_scale": pa.array([5.0, None, None], pa.float64()),
         "priority": pa.array([10, None, None], pa.int32()),
@@ -219,6 +219,10 @@ def _typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _new_file(target: str, *, overwrite: bool) -> Iterator[str]:
     """A temporary file beside target that takes its name when all went well."""
     path = Path(target)
+    if path.suffix != ".parquet":
+        raise UsageError(
+            f"not the name of a Parquet file: {target}", hint=f"name it `{path.with_suffix('.parquet')}`"
+        )
     if path.exists() and not overwrite:
         raise UsageError(f"already there: {target}", hint="choose another name, or pass `--overwrite`")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")

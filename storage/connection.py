@@ -41,6 +41,7 @@ def visit(path: Path, *, read_only: bool, patience_s: float) -> Iterator[Any]:
     Waits up to `patience_s` for another process to leave. Raises Busy, or LedgerError when the file is
     not DuckDB, unreadable, or its disk is full. Instants are UTC whatever TZ says.
     """
+    _require_duckdb(path)
     try:
         with _ONE_AT_A_TIME:
             connection = _connect(path, read_only=read_only, patience_s=patience_s)
@@ -53,6 +54,21 @@ def visit(path: Path, *, read_only: bool, patience_s: float) -> Iterator[Any]:
     except _BROKEN as error:
         doing = "read" if read_only else "written"
         raise LedgerError(f"the ledger {path} cannot be {doing}: {error}") from error
+
+
+def _require_duckdb(path: Path) -> None:
+    """DuckDB itself opens Parquet, CSV and JSON files as databases in memory, and would not say no."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(12)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LedgerError(f"the ledger {path} cannot be read: {error.strerror}") from error
+    if head[8:] != b"DUCK":
+        raise LedgerError(
+            f"not a ledger: {path}", hint="name another file with `--ledger`; `vgbatch run` makes a new one"
+        )
 
 
 def _connect(path: Path, *, read_only: bool, patience_s: float) -> Any:

@@ -29,10 +29,10 @@ _FAILED = """
 
 
 def clips(connection: Any) -> pa.Table:
-    """id, fingerprint, file, model_revision, numerics of the latest clip of each (id, fingerprint)."""
+    """id, fingerprint, file, num_bytes, model_revision, numerics of the latest clip of each job."""
     return connection.sql(
         """
-        SELECT id, fingerprint, file, model_revision, numerics FROM clips
+        SELECT id, fingerprint, file, num_bytes, model_revision, numerics FROM clips
         QUALIFY row_number() OVER (PARTITION BY id, fingerprint ORDER BY delivered_at DESC) = 1
         """
     ).to_arrow_table()

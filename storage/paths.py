@@ -6,6 +6,7 @@ import filecmp
 import os
 import re
 import unicodedata
+from array import array
 from hashlib import sha256
 from pathlib import Path
 
@@ -45,16 +46,21 @@ def remove_partials(folder: Path) -> int:
     return len(partials)
 
 
-def list_clips(folder: Path) -> pa.Array:
-    """The names of all published clips in `folder`, in no order: one pass, no stat.
+def list_clips(folder: Path) -> pa.Table:
+    """file and num_bytes of all published clips in `folder`, in no order.
 
     A folder that does not exist has none.
     """
-    if not folder.exists():
-        return pa.array([], pa.string())
-    # Our names are ASCII; others may not even be Unicode.
-    names = [name for name in os.listdir(folder) if name.endswith(".mp4") and name.isascii()]
-    return pa.array(names, pa.string())
+    names: list[str] = []
+    sizes = array("q")
+    if folder.exists():
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # Our names are ASCII; others may not even be Unicode.
+                if entry.name.endswith(".mp4") and entry.name.isascii() and entry.is_file():
+                    names.append(entry.name)
+                    sizes.append(entry.stat().st_size)
+    return pa.table({"file": pa.array(names, pa.string()), "num_bytes": pa.array(sizes, pa.int64())})
 
 
 def publish(partial: Path, final: Path) -> None:

@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from manifests.errors import NonFiniteOutput, OutOfDeviceMemory
+import jobs.worker
+from manifests.errors import NonFiniteOutput, OutOfDeviceMemory, OutOfSpace
 from manifests.job import Batch, Job
 from pipeline.rendering import RenderedClip, Rendering, StageTimes
+from storage.video import ClipMetadata, EncodedClip, encode_clip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class Knobs:
     while_exists: Path | None = None
     fail_start: bool = False
     remove_folder: Path | None = None
+    no_space_on: frozenset[str] = frozenset()
 
     def renderer(self) -> Any:
         """A picklable factory for workers."""
@@ -52,6 +55,8 @@ class FakeEngine:
         self.gpu_name = f"fake {device}"
         self._knobs = knobs
         self._poisoned = False
+        if knobs.no_space_on:
+            jobs.worker.encode_clip = partial(_encode_on_full_disk, ids=knobs.no_space_on)
 
     def render(self, batch: Batch) -> Rendering:
         self._write_log(batch)
@@ -107,6 +112,14 @@ class FakeEngine:
         }
         with open(self._knobs.log, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def _encode_on_full_disk(
+    frames: np.ndarray, *, metadata: ClipMetadata, ids: frozenset[str], **settings: Any
+) -> EncodedClip:
+    if metadata.id in ids:
+        raise OutOfSpace("ffmpeg failed encoding: exit code 228\nNo space left on device")
+    return encode_clip(frames, metadata=metadata, **settings)
 
 
 def frames_of(job: Job, *, num_frames: int | None = None) -> np.ndarray:

@@ -259,3 +259,32 @@ def test_a_truncated_file_without_a_row_is_not_adopted(tmp_path):
     summary = render(tmp_path, rows_of("a"))
     assert summary.num_delivered == 1
     assert probe(mp4s(tmp_path)[0]).num_frames == 5
+
+
+def test_a_damaged_clip_is_rendered_again(tmp_path):
+    render(tmp_path, rows_of("a", "b"))
+    clip = mp4s(tmp_path)[0]
+    clip.write_bytes(clip.read_bytes()[:-1])
+    assert planned(tmp_path, rows_of("a", "b")).plan.jobs["reason"].to_pylist() == ["file missing or damaged"]
+    assert render(tmp_path, rows_of("a", "b")).num_delivered == 1
+    assert probe(clip).num_frames == 5
+
+
+def test_a_full_disk_costs_no_job_a_try(tmp_path):
+    rows = rows_of(*"abcdefghijklmnopqrst")
+    full = Knobs(no_space_on=frozenset("a"), delay_s=dict.fromkeys("bcdefgh", 0.01))
+    for _ in range(4):
+        summary = render(tmp_path, rows, knobs=full)
+        assert (summary.num_failed, summary.exit_code) == (1, 3)
+    assert "no space left" in query(tmp_path, "SELECT reason FROM attempts WHERE id = 'a' LIMIT 1")[0][0]
+    summary = render(tmp_path, rows)
+    assert (summary.num_exhausted, summary.exit_code) == (0, 0)
+    assert len(mp4s(tmp_path)) == 20
+
+
+def test_a_full_disk_stops_the_run_rather_than_render_for_nothing(tmp_path):
+    rows = rows_of(*(f"j{number:02}" for number in range(80)))
+    summary = render(tmp_path, rows, knobs=Knobs(no_space_on=frozenset({"j00"})))
+    assert (summary.state, summary.exit_code, summary.num_failed) == ("stopped", 3, 1)
+    assert "no space left" in summary.stopped_by
+    assert summary.num_left > 0

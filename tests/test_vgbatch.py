@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import vgbatch
 from tests.run_cases import ROOT, rows_of, write_manifest
 
@@ -19,6 +21,13 @@ def test_the_api_does_what_the_command_line_does(tmp_path, monkeypatch):
     assert (summary.num_delivered, summary.exit_code) == (2, 0)
     report = vgbatch.report(out="clips", gpu_price="3.6")
     assert report.total.cost is not None
+
+
+def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(vgbatch.VgbatchError, match="outt") as raised:
+        vgbatch.plan("manifest.parquet", outt="clips")
+    assert "encoder_preset" in str(raised.value.hint)
 
 
 def test_it_runs_as_a_module():
