@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from jobs.terminal import open_console, prepare_streams, printable
 from manifests.errors import UsageError, VgbatchError
 
 if TYPE_CHECKING:
@@ -21,14 +22,11 @@ if TYPE_CHECKING:
     from jobs.models import Models
     from jobs.prepare import Selection
 
-LOG_WIDTH = 200
-
 # Newer versions of typer carry a click of their own: the base of typer's own errors fits both.
 _ClickError: Any = typer.BadParameter.mro()[2]
 
 app = typer.Typer(
     name="vgbatch",
-    help="Render a Parquet manifest of prompts into verified MP4 clips, at the lowest GPU cost per clip.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -73,6 +71,23 @@ RefreshOpt = Annotated[
     list[str] | None,
     typer.Option("--refresh", help="Render again what another `model` revision or `numerics` version made."),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"vgbatch {version('vgbatch')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Render a Parquet manifest of prompts into verified MP4 clips, at the lowest GPU cost per clip."""
 
 
 @app.command()
@@ -308,8 +323,8 @@ def main() -> NoReturn:
     """The entry point: errors a user can cause become one message and an exit code."""
     # Arrow's own choice, mimalloc, keeps what it frees: 0.15 GB more at the peak of a million-row plan.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are TextIOWrapper
+    prepare_streams()
+    _require_utf8(sys.argv)
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except _ClickError as error:
@@ -318,17 +333,27 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except VgbatchError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print(printable(f"error: {error.message}"), file=sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print(printable(f"hint: {error.hint}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our stdout left (`| head`): nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception:
-        traceback.print_exc()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print("error: no space left for what is written to stdout", file=sys.stderr)
         sys.exit(1)
+
+
+def _require_utf8(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            print(f"error: not UTF-8: {argument!r}", file=sys.stderr)
+            print("hint: with a UTF-8 locale, such as `LC_ALL=C.UTF-8`, any text will do", file=sys.stderr)
+            sys.exit(2)
 
 
 def _plan(manifest: str, settings: Settings, selection: Selection, *, as_json: bool) -> int:
@@ -393,18 +418,11 @@ def _selection(limit: int | None, select: list[str] | None, refresh: list[str] |
 
 
 def _output() -> Console:
-    return _console(sys.stdout)
+    return open_console(sys.stdout)
 
 
 def _messages() -> Console:
-    return _console(sys.stderr)
-
-
-def _console(stream: TextIO) -> Console:
-    from rich.console import Console
-
-    # Rich takes a file for 80 columns wide and would break a log's lines there.
-    return Console(file=stream, width=None if stream.isatty() else LOG_WIDTH)
+    return open_console(sys.stderr)
 
 
 def _print_json(facts: Mapping[str, Any]) -> None:

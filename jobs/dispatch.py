@@ -13,7 +13,7 @@ from manifests.planner import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What a result says of one job. number: counted tries of its fingerprint, this one included;
+    """What a result says of one job. number: counted tries of it, this one included;
     a batch that did not fit in memory, or a clip that did not fit on the disk, is nobody's fault and
     is not counted."""
 
@@ -43,13 +43,13 @@ class Settled:
 class Dispatcher:
     """Hands out a plan's batches in order, retries first.
 
-    earlier: counted failed tries by fingerprint from earlier runs.
+    earlier: counted failed tries from earlier runs, by id and fingerprint.
     A job that fails by itself is left for the next run. One whose batch failed or whose worker died
     is tried again: the batch once more when the worker died, then each of its jobs alone, still at the
     batch's static size so that its pixels stay the same. Tries of one job end at max_attempts.
     """
 
-    def __init__(self, plan: Plan, *, earlier: Mapping[str, int], max_attempts: int) -> None:
+    def __init__(self, plan: Plan, *, earlier: Mapping[tuple[str, str], int], max_attempts: int) -> None:
         self._plan = plan
         self._num_begun = 0
         self._again: deque[Task] = deque()
@@ -107,12 +107,12 @@ class Dispatcher:
         return Settled(attempts=tuple(attempts), num_failed=failed)
 
     def _attempt_done(self, job: Job, job_result: JobResult) -> Attempt:
-        # A full disk is nobody's fault: the next run, with room, finds all of the job's tries left.
-        counted = not job_result.no_space
+        # A folder that is full or gone is nobody's fault: the next run finds all of the job's tries left.
+        counted = not job_result.folder_failed
         return Attempt(
             job=job,
             state="failed" if job_result.partial is None else "delivered",
-            number=self._count(job) if counted else self._numbers.get(job.fingerprint, 0),
+            number=self._count(job) if counted else self._numbers.get((job.id, job.fingerprint), 0),
             result=job_result,
             reason=job_result.reason,
             traceback=job_result.traceback,
@@ -141,7 +141,7 @@ class Dispatcher:
                 self._again.appendleft(replace(task, try_number=task.try_number + 1))
             return Settled(attempts=attempts, again=True)
         (job,) = task.batch.jobs
-        if self._numbers.get(job.fingerprint, 0) + 1 < self._max_attempts:
+        if self._numbers.get((job.id, job.fingerprint), 0) + 1 < self._max_attempts:
             self._again.appendleft(replace(task, try_number=task.try_number + 1))
             return Settled(attempts=self._attempts(result, "lost"), again=True)
         return Settled(attempts=self._attempts(result, "failed"), num_failed=1)
@@ -159,7 +159,7 @@ class Dispatcher:
             Attempt(
                 job=job,
                 state=state,
-                number=self._count(job) if counted else self._numbers.get(job.fingerprint, 0),
+                number=self._count(job) if counted else self._numbers.get((job.id, job.fingerprint), 0),
                 result=None,
                 reason=result.reason,
                 traceback=result.traceback,
@@ -168,8 +168,8 @@ class Dispatcher:
         )
 
     def _count(self, job: Job) -> int:
-        number = self._numbers.get(job.fingerprint, 0) + 1
-        self._numbers[job.fingerprint] = number
+        number = self._numbers.get((job.id, job.fingerprint), 0) + 1
+        self._numbers[job.id, job.fingerprint] = number
         return number
 
     def _within_cap(self, task: Task) -> Iterator[Task]:

@@ -40,7 +40,6 @@ PACKAGES = (
     "imageio-ffmpeg",
 )
 FLASH_ATTENTION = "fa3-fwd"
-_OTHER_FFMPEG = "reinstall imageio-ffmpeg, or set `IMAGEIO_FFMPEG_EXE` to an ffmpeg with libx264"
 # How storage.checks begins what is no damage.
 _PENDING_SPOOL = "outcomes still in a spool"
 
@@ -166,18 +165,12 @@ def _devices(settings: Settings) -> Iterator[Check]:
 
 
 def _ffmpeg() -> Check:
-    from storage.ffmpeg import failure, run_ffmpeg
+    from storage.ffmpeg import require_encoder
 
     try:
-        about = run_ffmpeg(["-version"])
-        encoders = run_ffmpeg(["-hide_banner", "-encoders"])
-        if about.exit_code != 0 or not about.output:
-            raise failure(about, doing="saying its version")
+        name = require_encoder()
     except VgbatchError as error:
-        return Check(name="ffmpeg", state="failed", detail=_one_line(error), hint=error.hint or _OTHER_FFMPEG)
-    name = about.output[0].partition(" Copyright")[0]
-    if not any("libx264" in line.split() for line in encoders.output):
-        return Check(name="ffmpeg", state="failed", detail=f"{name}, without libx264", hint=_OTHER_FFMPEG)
+        return Check(name="ffmpeg", state="failed", detail=_one_line(error), hint=error.hint)
     return Check(name="ffmpeg", state="ok", detail=f"{name}, with libx264")
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from manifests.errors import Busy
+from manifests.errors import Busy, UsageError
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def run_lock(*, out: Path, ledger: Path, run_id: str) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path, *, run_id: str) -> Iterator[None]:
-    with open(path, "a+", encoding="utf-8") as file:
+    with _opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -39,6 +39,15 @@ def _locked(path: Path, *, run_id: str) -> Iterator[None]:
             ) from None
         _sign(file, run_id)
         yield
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return open(path, "a+", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the lock cannot be opened ({error.strerror}): {path}", hint="move it away, and run again"
+        ) from error
 
 
 def _sign(file: IO[str], run_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -13,6 +14,7 @@ from jobs.meter import DeviceMeter
 from jobs.outcomes import Context, conclude
 from jobs.progress import RunProgress
 from jobs.stopping import Stop
+from manifests.errors import LedgerError
 from storage.ledger import Ledger
 from storage.rows import Outcome
 
@@ -94,14 +96,23 @@ class RenderLoop:
         if result.state == "not started":
             return
         outcome = conclude(result, settled, context=self.context)
-        self.ledger.record([outcome])
+        self._record(outcome)
         num_unpublished = settled.num_delivered - len(outcome.clips)
         num_failed = settled.num_failed + num_unpublished
         self.tally.add(outcome, num_failed=num_failed)
         self.progress.note(result, outcome, num_failed=num_failed)
         self._tell(result, settled, outcome)
-        if any(job.no_space for job in result.jobs):
-            self.stop.request("no space left in the output folder")
+        if any(job.folder_failed for job in result.jobs):
+            self.stop.request(f"no clip can be written to {self.context.folder}")
+
+    def _record(self, outcome: Outcome) -> None:
+        """A ledger that cannot be written, nor spooled beside, ends the run; its whole clips are adopted
+        by the next one."""
+        try:
+            self.ledger.record([outcome])
+        except LedgerError as error:
+            self.stop.request("the ledger cannot be written")
+            self.progress.say(f"warning: {error.message}")
 
     def _tell(self, result: TaskResult, settled: Settled, outcome: Outcome) -> None:
         if settled.again:
@@ -117,12 +128,14 @@ class RenderLoop:
         """Say that this run lives: what a killed run has paid for ends at its last heartbeat."""
         self._last_beat_s = time.monotonic()
         self.meter.touch()
-        self.ledger.heartbeat(
-            self.context.run_id,
-            at=datetime.now(UTC),
-            device_s=self.meter.device_s,
-            gpu_name=self.executor.gpu_name,
-        )
+        # A missed heartbeat costs nothing while the run lives.
+        with suppress(LedgerError):
+            self.ledger.heartbeat(
+                self.context.run_id,
+                at=datetime.now(UTC),
+                device_s=self.meter.device_s,
+                gpu_name=self.executor.gpu_name,
+            )
 
 
 def _first_line(reason: str | None) -> str:

@@ -24,7 +24,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReady:
-    """The worker has its renderer. startup_s: imports and device start, before the first task."""
+    """The worker has its renderer. startup_s: from spawning to now."""
 
     gpu_name: str
     startup_s: float
@@ -44,7 +44,10 @@ class TaskRendered:
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
-    """partial: a verified file, fsynced, waiting for its final name. None: the job failed."""
+    """partial: a verified file, fsynced, waiting for its final name. None: the job failed.
+
+    folder_failed: because the output folder is full or gone, which is not the job's fault.
+    """
 
     id: str
     partial: Path | None
@@ -52,7 +55,7 @@ class JobResult:
     write_s: float = 0.0
     reason: str | None = None
     traceback: str | None = None
-    no_space: bool = False
+    folder_failed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

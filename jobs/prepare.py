@@ -61,11 +61,11 @@ def read_settings(settings: Settings) -> ReadSettings:
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """found: file names of whole clips that no row of the ledger knows. bucket_s: median device
-    seconds of a batch by bucket key, from earlier runs."""
+    seconds of a batch by bucket key, from earlier runs. earlier_tries: by id and fingerprint."""
 
     plan: Plan
     found: frozenset[str]
-    earlier_tries: Mapping[str, int]
+    earlier_tries: Mapping[tuple[str, str], int]
     bucket_s: Mapping[str, float]
 
 
@@ -94,12 +94,14 @@ def plan_reading(
         select=selection.select,
         max_attempts=MAX_ATTEMPTS,
     )
-    tries = (history.failures[name].to_pylist() for name in ("fingerprint", "number"))
+    ids, fingerprints, numbers = (
+        history.failures[name].to_pylist() for name in ("id", "fingerprint", "number")
+    )
     ledger = Ledger(settings.ledger)
     return Planned(
         plan=made,
         found=frozenset(found["file"].to_pylist()),
-        earlier_tries=dict(zip(*tries, strict=True)),
+        earlier_tries=dict(zip(zip(ids, fingerprints, strict=True), numbers, strict=True)),
         bucket_s=ledger.bucket_times() if ledger.exists() else {},
     )
 
@@ -139,7 +141,9 @@ def _not_in(names: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.ChunkedArray:
     return names.filter(pc.invert(pc.is_in(names, value_set=known.combine_chunks())))
 
 
-_FAILURES = pa.schema([("fingerprint", pa.string()), ("number", pa.int32()), ("reason", pa.string())])
+_FAILURES = pa.schema(
+    [("id", pa.string()), ("fingerprint", pa.string()), ("number", pa.int32()), ("reason", pa.string())]
+)
 _CLIPS = pa.schema(
     [
         ("id", pa.string()),
@@ -185,7 +189,10 @@ def _have_names(jobs: pa.Table, wanted: set[str]) -> list[bool]:
 
 def _is_whole(job: Job, *, folder: Path) -> bool:
     path = folder / clip_name(job.id, job.fingerprint)
-    metadata = read_metadata(path)
+    try:
+        metadata = read_metadata(path)
+    except OSError:
+        return False
     if metadata is None or (metadata.id, metadata.fingerprint) != (job.id, job.fingerprint):
         return False
     return is_complete(path, settings=VideoSettings.of(job))

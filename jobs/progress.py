@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jobs.messages import TaskResult
+from jobs.terminal import printable
 from manifests.planner import Plan
 from storage.rows import Outcome
 
@@ -106,7 +107,7 @@ class RunProgress:
 
     def say(self, text: str) -> None:
         """One line above the bar, or in the log."""
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
+        self._console.print(escape(printable(text)), highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
         """Bring the bar up to date, or write the line of this minute."""

@@ -37,6 +37,7 @@ from manifests.table import job_from_row
 from pipeline.config import NUMERICS, EngineConfig, ModelSource
 from pipeline.rendering import Renderer
 from storage.clips import write_clips_parquet
+from storage.ffmpeg import require_encoder
 from storage.filesystem import require_writable
 from storage.ledger import Ledger
 from storage.paths import remove_partials
@@ -94,6 +95,7 @@ def run(
     """
     begin_s = time.monotonic()
     run_id = new_run_id()
+    require_encoder()
     require_writable(settings.out)
     require_writable(settings.ledger.parent)
     with run_lock(out=settings.out, ledger=settings.ledger, run_id=run_id):
@@ -132,18 +134,19 @@ def run(
                 stop=stop,
                 meter=meter,
             )
-        ended = _End(stop, tally, planned.plan)
-        ledger.end_run(
-            run_id,
-            ended_at=datetime.now(UTC),
-            state=ended.state,
-            exit_code=ended.exit_code,
-            device_s=meter.device_s,
-        )
         listed = _write_list(ledger, retry_of or run_id, settings=settings, console=console)
+        ended = _End(stop, tally, planned.plan, listed)
+        # What cannot be written now, the next run finds by itself: a run without an end, clips without rows.
+        with suppress(LedgerError):
+            ledger.end_run(
+                run_id,
+                ended_at=datetime.now(UTC),
+                state=ended.state,
+                exit_code=ended.exit_code,
+                device_s=meter.device_s,
+            )
         return _summary(
             ended,
-            listed=listed,
             run_id=run_id,
             settings=settings,
             device_s=meter.device_s,
@@ -171,7 +174,8 @@ def _write_list(ledger: Ledger, run_id: str, *, settings: Settings, console: Con
     try:
         write_clips_parquet(ledger.clips_table(run_id), settings.out)
     except LedgerError as error:
-        console.print(f"warning: {error.message}", markup=False, highlight=False, soft_wrap=True)
+        text = f"warning: clips.parquet was not written: {error.message}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
         return False
     return True
 
@@ -295,6 +299,7 @@ class _End:
     stop: Stop
     tally: Tally
     plan: Plan
+    listed: bool
 
     @property
     def num_left(self) -> int:
@@ -309,16 +314,14 @@ class _End:
         if self.num_left and self.stop.signum is not None:
             return 128 + self.stop.signum
         bad = self.tally.num_failed + self.plan.rejected.num_rows + self.plan.exhausted.num_rows
-        return 3 if bad else 0
+        return 3 if bad or self.num_left or not self.listed else 0
 
 
-def _summary(
-    end: _End, *, listed: bool, run_id: str, settings: Settings, device_s: float, elapsed_s: float
-) -> RunSummary:
+def _summary(end: _End, *, run_id: str, settings: Settings, device_s: float, elapsed_s: float) -> RunSummary:
     return RunSummary(
         run_id=run_id,
         state=end.state,
-        exit_code=end.exit_code if listed else end.exit_code or 3,
+        exit_code=end.exit_code,
         num_planned=end.plan.jobs.num_rows,
         num_delivered=end.tally.num_delivered,
         num_reused=end.plan.reused.num_rows,
@@ -333,5 +336,5 @@ def _summary(
         out=settings.out,
         ledger=settings.ledger,
         stopped_by=end.stop.reason if end.num_left else None,
-        listed=listed,
+        listed=end.listed,
     )

@@ -19,6 +19,7 @@ from rich.table import Table
 from jobs.prepare import Planned
 from jobs.progress import format_duration
 from jobs.runner import RunSummary
+from jobs.terminal import printable
 
 MAX_ROWS_SHOWN = 20
 
@@ -101,7 +102,10 @@ def show_plan(planned: Planned, console: Console) -> None:
     if not facts["jobs"] and not facts["rejected"]:
         console.print("0 jobs")
     if facts["buckets"]:
-        console.print(_bucket_table(facts["buckets"]))
+        console.print(_bucket_table(facts["buckets"][:MAX_ROWS_SHOWN]))
+    if len(facts["buckets"]) > MAX_ROWS_SHOWN:
+        more = len(facts["buckets"]) - MAX_ROWS_SHOWN
+        line(console, f"{more} more buckets, all of them in `vgbatch plan --json`")
     line(console, _plan_line(facts))
     for reason, count in facts["render_again"].items():
         line(console, f"again: {_jobs(count)}: {reason}")
@@ -250,4 +254,4 @@ def counted(count: int, one: str, many: str) -> str:
 
 def line(console: Console, text: str) -> None:
     """One line as it is: no markup, no wrapping."""
-    console.print(escape(text), highlight=False, soft_wrap=True)
+    console.print(escape(printable(text)), highlight=False, soft_wrap=True)

@@ -41,7 +41,8 @@ MAX_WAITING_BATCHES = 1
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What a worker is told once. factory makes the renderer for `device` inside the process."""
+    """What a worker is told once. factory makes the renderer for `device` inside the process.
+    spawned_s: when it was spawned, on the monotonic clock."""
 
     index: int
     device: str
@@ -49,15 +50,16 @@ class WorkerSpec:
     run_id: str
     factory: RendererFactory
     num_encoders: int
+    spawned_s: float
 
 
 def work(spec: WorkerSpec, connection: Connection) -> None:
     """The worker process: runs until the parent closes the pipe."""
     _detach()
     inbox = _Inbox(connection)
-    started_s = time.monotonic()
     renderer = spec.factory(spec.device)
-    startup_s = time.monotonic() - started_s
+    # The monotonic clock is the same in every process of a host.
+    startup_s = time.monotonic() - spec.spawned_s
     outbox = _Outbox(connection)
     outbox.send(WorkerReady(gpu_name=renderer.gpu_name, startup_s=startup_s))
     writer = _Writer(spec, renderer.gpu_name, outbox)
@@ -225,11 +227,18 @@ class _Writer:
                 partial=partial,
             )
         except JobError as error:
-            if isinstance(error, OutOfSpace):
-                reason = f"no space left in {self._spec.folder}\n{error.message}"
-                return JobResult(id=job.id, partial=None, reason=reason, no_space=True)
-            return JobResult(id=job.id, partial=None, reason=error.message)
+            return self._not_written(job, error)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             return JobResult(id=job.id, partial=None, reason=reason, traceback=traceback.format_exc())
         return JobResult(id=job.id, partial=partial, num_bytes=encoded.num_bytes, write_s=encoded.write_s)
+
+    def _not_written(self, job: Job, error: JobError) -> JobResult:
+        folder = self._spec.folder
+        if isinstance(error, OutOfSpace):
+            trouble = f"no space left in {folder}"
+        elif not folder.is_dir():
+            trouble = f"no longer a folder: {folder}"
+        else:
+            return JobResult(id=job.id, partial=None, reason=error.message)
+        return JobResult(id=job.id, partial=None, reason=f"{trouble}\n{error.message}", folder_failed=True)

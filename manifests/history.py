@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.arrays import Ints, Mask, joined, phrase, take
+from manifests.arrays import Ints, Mask, gather, joined, phrase, take
 
 COMPARED_ROWS = 100_000
 NO_TEXT = pa.scalar(None, pa.string())
@@ -38,7 +38,7 @@ class History:
     """What the ledger and the output folder hold.
 
     clips: id, fingerprint, file, model_revision, numerics (null: not known), present (the file is there);
-    the latest last. failures: fingerprint, number (failed attempts so far), reason, one row each.
+    the latest last. failures: id, fingerprint, number (failed attempts so far), reason, one row each.
     previous: ids -> JOBS_SCHEMA's id and setting columns as last delivered, in any order, an id without
     a clip left out. caps: Bucket.key -> cap lowered by running out of memory on this machine.
     """
@@ -143,13 +143,28 @@ def _differs(then: pa.ChunkedArray, then_rows: Ints, now: pa.ChunkedArray, now_r
 
 
 def _failures(jobs: pa.Table, failures: pa.Table) -> tuple[Ints, Callable[[], pa.Array]]:
-    """Failed attempts of each job's fingerprint, and the last one's reason when asked."""
-    known = failures["fingerprint"].cast(pa.string()).combine_chunks()
-    row = pc.index_in(jobs["fingerprint"], value_set=known).combine_chunks()
+    """Failed attempts of each job, and the last one's reason when asked.
+
+    Rows of equal content have one fingerprint, but each its own tries.
+    """
+    tried = pc.is_in(
+        jobs["fingerprint"], value_set=failures["fingerprint"].cast(pa.string()).combine_chunks()
+    )
+    candidates = np.flatnonzero(tried.to_numpy())
+    row = np.full(jobs.num_rows, -1, np.int64)
+    found = pc.index_in(_identity(gather(jobs, candidates)), value_set=_identity(failures))
+    row[candidates] = pc.fill_null(found, -1).to_numpy()
+    place = pa.array(row, mask=row < 0)
     number = failures["number"].cast(pa.int64()).combine_chunks()
     reason = failures["reason"].cast(pa.string()).combine_chunks()
-    tries = pc.fill_null(number.take(row), 0).to_numpy(zero_copy_only=False)
-    return tries, lambda: pc.fill_null(reason.take(row), "no reason recorded")
+    tries = pc.fill_null(number.take(place), 0).to_numpy(zero_copy_only=False)
+    return tries, lambda: pc.fill_null(reason.take(place), "no reason recorded")
+
+
+def _identity(table: pa.Table) -> pa.Array:
+    """A fingerprint has a fixed length, so the two together are unambiguous."""
+    columns = (table[name].cast(pa.string()).combine_chunks() for name in ("fingerprint", "id"))
+    return pc.binary_join_element_wise(*columns, "")
 
 
 def _changes(jobs: pa.Table, changed: Mask, previous: Callable[[pa.Array], pa.Table]) -> pa.Array | None:

@@ -58,16 +58,19 @@ def visit(path: Path, *, read_only: bool, patience_s: float) -> Iterator[Any]:
 
 def _require_duckdb(path: Path) -> None:
     """DuckDB itself opens Parquet, CSV and JSON files as databases in memory, and would not say no."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise LedgerError(f"not a file: {path}", hint="name another one with `--ledger`")
     try:
         with path.open("rb") as file:
             head = file.read(12)
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise LedgerError(f"the ledger {path} cannot be read: {error.strerror}") from error
     if head[8:] != b"DUCK":
         raise LedgerError(
-            f"not a ledger: {path}", hint="name another file with `--ledger`; `vgbatch run` makes a new one"
+            f"not a ledger: {path}",
+            hint="name another file with `--ledger`, or move this one away: whole clips are adopted",
         )
 
 

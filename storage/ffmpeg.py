@@ -16,6 +16,7 @@ from typing import IO, cast
 
 from manifests.errors import OutOfSpace, VideoError
 
+_OTHER_FFMPEG = "reinstall imageio-ffmpeg, or set `IMAGEIO_FFMPEG_EXE` to an ffmpeg with libx264"
 _ALWAYS = ("-nostdin", "-hide_banner", "-nostats")
 _MAX_OUTPUT_LINES = 1_000_000  # a line for each decoded frame; hours of video fit
 _MAX_MESSAGE_LINES = 200
@@ -81,6 +82,17 @@ def failure(finished: Finished, *, doing: str) -> VideoError:
     text = "\n".join([f"ffmpeg failed {doing}: {_ending(finished.exit_code)}", *lines])
     out_of_space = any("No space left on device" in line or "quota exceeded" in line for line in lines)
     return OutOfSpace(text) if out_of_space else VideoError(text)
+
+
+def require_encoder() -> str:
+    """ffmpeg's name and version; VideoError when there is none, or one without libx264."""
+    about, encoders = run_ffmpeg(["-version"]), run_ffmpeg(["-encoders"])
+    if about.exit_code != 0 or not about.output:
+        raise VideoError(failure(about, doing="saying its version").message, hint=_OTHER_FFMPEG)
+    name = about.output[0].partition(" Copyright")[0]
+    if not any("libx264" in line.split() for line in encoders.output):
+        raise VideoError(f"{name}, without libx264", hint=_OTHER_FFMPEG)
+    return name
 
 
 def complaints(finished: Finished) -> list[str]:

@@ -20,10 +20,12 @@ _FAILED = """
     WITH latest AS (
         FROM attempts
         WHERE fingerprint IN (SELECT fingerprint FROM attempts WHERE state <> 'delivered')
-        QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ended_at DESC, number DESC) = 1
+        QUALIFY row_number() OVER (PARTITION BY id, fingerprint ORDER BY ended_at DESC, number DESC) = 1
     )
     FROM latest WHERE state <> 'delivered' AND NOT EXISTS (
-        FROM clips WHERE {same_clip} AND clips.delivered_at >= latest.ended_at
+        FROM clips
+        WHERE clips.id = latest.id AND clips.fingerprint = latest.fingerprint
+            AND clips.delivered_at >= latest.ended_at
     )
 """
 
@@ -39,9 +41,8 @@ def clips(connection: Any) -> pa.Table:
 
 
 def failures(connection: Any) -> pa.Table:
-    """fingerprint, number, reason of latest attempts that failed or were lost, where no clip came since."""
-    failed = _FAILED.format(key="fingerprint", same_clip="clips.fingerprint = latest.fingerprint")
-    return connection.sql(f"SELECT fingerprint, number, reason FROM ({failed})").to_arrow_table()
+    """id, fingerprint, number, reason of the latest attempt of each job that has no clip since."""
+    return connection.sql(f"SELECT id, fingerprint, number, reason FROM ({_FAILED})").to_arrow_table()
 
 
 def failed_jobs(connection: Any) -> pa.Table:
@@ -49,13 +50,10 @@ def failed_jobs(connection: Any) -> pa.Table:
 
     A job that has since been planned with other settings is not among them.
     """
-    failed = _FAILED.format(
-        key="id, fingerprint", same_clip="clips.id = latest.id AND clips.fingerprint = latest.fingerprint"
-    )
     columns = ", ".join(f'jobs."{name}"' for name in JOBS_SCHEMA.names)
     table = connection.sql(
         f"""
-        WITH failed AS ({failed}),
+        WITH failed AS ({_FAILED}),
         latest_jobs AS (
             SELECT jobs.* FROM jobs JOIN runs USING (run_id)
             WHERE jobs.state <> 'rejected' AND jobs.id IN (SELECT id FROM failed)

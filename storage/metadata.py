@@ -32,6 +32,8 @@ def read_metadata(path: Path) -> ClipMetadata | None:
 
     Reads the boxes up to the index only, so it says nothing about the frames. Raises OSError.
     """
+    if not path.is_file():  # opening a FIFO would wait for its writer
+        return None
     with path.open("rb") as file:
         moov = _read_moov(file)
     return None if moov is None else _parse_comment(_find(moov, _COMMENT_PATH))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from manifests.errors import VideoError
+from manifests.errors import UsageError, VideoError
 from storage.filesystem import sync_folder
 from storage.metadata import read_metadata
 
@@ -40,9 +40,10 @@ def partial_name(name: str, *, run_id: str) -> str:
 
 def remove_partials(folder: Path) -> int:
     """Removes what dead runs left half-written, says how many. The caller holds the folder's lock."""
-    partials = [name for name in os.listdir(folder) if _PARTIAL.fullmatch(name)]
-    for name in partials:
-        (folder / name).unlink()
+    paths = [folder / name for name in os.listdir(folder) if _PARTIAL.fullmatch(name)]
+    partials = [path for path in paths if path.is_symlink() or not path.is_dir()]
+    for path in partials:
+        path.unlink()
     return len(partials)
 
 
@@ -54,6 +55,8 @@ def list_clips(folder: Path) -> pa.Table:
     names: list[str] = []
     sizes = array("q")
     if folder.exists():
+        if not folder.is_dir():
+            raise UsageError(f"not a folder: {folder}", hint="give another one with `--out`")
         with os.scandir(folder) as entries:
             for entry in entries:
                 # Our names are ASCII; others may not even be Unicode.
@@ -87,6 +90,8 @@ def _slug(id: str) -> str:
 
 
 def _replaceable(final: Path, partial: Path) -> bool:
+    if not final.is_file():
+        return False
     if final.stat().st_size == 0:
         return True
     theirs, ours = read_metadata(final), read_metadata(partial)

@@ -72,8 +72,8 @@ class BatchRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRow:
-    """One try at one job. number counts from 1 for each fingerprint over all runs and starts again
-    at 1 with `retry`. state: delivered, failed, lost. device_s: this job's equal share of its
+    """One try at one job. number counts from 1 for each id and fingerprint over all runs and
+    starts again at 1 with `retry`. state: delivered, failed, lost. device_s: this job's equal share of its
     batch's device_s; the shares of padding belong to no job.
     """
 

@@ -41,6 +41,7 @@ class Knobs:
     while_exists: Path | None = None
     fail_start: bool = False
     remove_folder: Path | None = None
+    remove_file: Path | None = None
     no_space_on: frozenset[str] = frozenset()
 
     def renderer(self) -> Any:
@@ -73,7 +74,9 @@ class FakeEngine:
     def _misbehave(self, batch: Batch, ids: set[str]) -> None:
         knobs = self._knobs
         if knobs.remove_folder is not None:
-            shutil.rmtree(knobs.remove_folder)
+            shutil.rmtree(knobs.remove_folder, ignore_errors=True)
+        if knobs.remove_file is not None:
+            knobs.remove_file.unlink(missing_ok=True)
         if knobs.max_batch is not None and batch.size > knobs.max_batch:
             raise OutOfDeviceMemory(f"out of memory at batch size {batch.size}")
         if knobs.while_exists is not None and not knobs.while_exists.exists():

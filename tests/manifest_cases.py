@@ -95,7 +95,9 @@ CLIPS = pa.schema(
         ("present", pa.bool_()),
     ]
 )
-FAILURES = pa.schema([("fingerprint", pa.string()), ("number", pa.int32()), ("reason", pa.string())])
+FAILURES = pa.schema(
+    [("id", pa.string()), ("fingerprint", pa.string()), ("number", pa.int32()), ("reason", pa.string())]
+)
 
 
 def history_of(

@@ -278,3 +278,64 @@ def test_wrong_usage_is_exit_2_with_the_word_in_question(tmp_path, args):
     assert (code, out) == (2, "")
     assert "Traceback" not in err
     assert "Error" in err
+
+
+def test_messages_that_cannot_be_written_do_not_end_a_run(tmp_path):
+    write_manifest(tmp_path, rows_of("a", "b"))
+    for number, ending in enumerate(("2>/dev/full", "2>&-", "2>&- >&-")):
+        shell = f"{sys.executable} -m tests.fake_vgbatch run manifest.parquet --out o{number} {ending}"
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "FAKE_KNOBS": "Knobs()", "VGBATCH_DEVICES": "cpu"}
+        done = subprocess.run(
+            ["sh", "-c", shell], cwd=tmp_path, env=environ, capture_output=True, check=False
+        )
+        assert done.returncode == 0, (ending, done)
+        assert len(list((tmp_path / f"o{number}").glob("*.mp4"))) == 2
+
+
+def test_a_file_that_is_no_ledger_is_said_to_be_none(tmp_path):
+    manifest = write_manifest(tmp_path, rows_of("a"))
+    (tmp_path / "led.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "empty.duckdb").touch()
+    os.mkfifo(tmp_path / "fifo")
+    for name in (manifest.name, "led.csv", "empty.duckdb", "fifo", "."):
+        for arguments in (["report"], ["status"], ["run", "manifest.parquet"]):
+            code, out, err = vgbatch(*arguments, "--ledger", name, folder=tmp_path)
+            assert (code, out) == (2, ""), (name, arguments, err)
+            assert "Traceback" not in err
+    assert manifest.read_bytes()[:4] == b"PAR1"
+
+
+def test_odd_things_with_a_clip_s_name_are_no_clips(tmp_path):
+    write_manifest(tmp_path, rows_of("a", "b", "c"))
+    assert vgbatch("run", "manifest.parquet", folder=tmp_path)[0] == 0
+    first, second, third = mp4s(tmp_path)
+    (tmp_path / "out" / "vgbatch.duckdb").unlink()
+    for clip in (first, second, third):
+        clip.unlink()
+    first.mkdir()
+    second.symlink_to("nowhere")
+    os.mkfifo(third)
+    code, _, err = vgbatch("plan", "manifest.parquet", folder=tmp_path)
+    assert code == 0, err
+    code, _, err = vgbatch("run", "manifest.parquet", folder=tmp_path)
+    assert "Traceback" not in err
+    assert code == 3
+    assert err.count("has its name") == 2  # the broken link is replaced
+
+
+def test_control_characters_of_an_id_stay_out_of_the_terminal(tmp_path):
+    write_manifest(tmp_path, rows_of("\x1b[31mred"))
+    knobs = "Knobs(non_finite_on=frozenset({'\\x1b[31mred'}))"
+    code, out, err = vgbatch("run", "manifest.parquet", folder=tmp_path, knobs=knobs)
+    assert code == 3
+    status = vgbatch("status", "\x1b[31mred", folder=tmp_path)
+    assert status[0] == 0
+    assert "\x1b" not in out + err + "".join(status[1:])
+
+
+def test_an_ffmpeg_that_does_not_work_stops_before_anything_is_rendered(tmp_path):
+    write_manifest(tmp_path, rows_of("a"))
+    code, _, err = vgbatch("run", "manifest.parquet", folder=tmp_path, IMAGEIO_FFMPEG_EXE="/bin/false")
+    assert code == 2
+    assert "ffmpeg" in err
+    assert not (tmp_path / "out").exists()

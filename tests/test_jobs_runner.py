@@ -1,5 +1,6 @@
 from fractions import Fraction
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -286,5 +287,35 @@ def test_a_full_disk_stops_the_run_rather_than_render_for_nothing(tmp_path):
     rows = rows_of(*(f"j{number:02}" for number in range(80)))
     summary = render(tmp_path, rows, knobs=Knobs(no_space_on=frozenset({"j00"})))
     assert (summary.state, summary.exit_code, summary.num_failed) == ("stopped", 3, 1)
-    assert "no space left" in summary.stopped_by
+    assert "no clip can be written" in summary.stopped_by
     assert summary.num_left > 0
+
+
+def test_rows_of_equal_content_each_have_their_own_tries(tmp_path):
+    rows = [{**row, "prompt": "the same", "seed": 7} for row in rows_of("a", "b", "c")]
+    render(tmp_path, rows, knobs=Knobs(non_finite_on=frozenset("abc")))
+    assert query(tmp_path, "SELECT DISTINCT number FROM attempts") == [(1,)]
+    assert render(tmp_path, rows).num_delivered == 3
+
+
+def test_a_ledger_that_vanishes_stops_the_run_and_loses_no_clip(tmp_path):
+    rows = rows_of(*(f"j{number:02}" for number in range(80)))
+    summary = render(tmp_path, rows, knobs=Knobs(remove_file=tmp_path / "out" / "vgbatch.duckdb"))
+    assert (summary.state, summary.exit_code, summary.listed) == ("stopped", 3, False)
+    assert "ledger" in summary.stopped_by
+    assert summary.num_left > 0
+    again = render(tmp_path, rows)
+    assert (again.num_delivered + again.num_reused, again.exit_code) == (80, 0)
+    assert again.num_reused == summary.num_delivered
+
+
+def test_a_folder_that_vanishes_stops_the_run_with_ffmpeg_s_words(tmp_path):
+    rows = rows_of(*(f"j{number:02}" for number in range(80)))
+    ledger = tmp_path / "ledger.duckdb"
+    summary = render(tmp_path, rows, knobs=Knobs(remove_folder=tmp_path / "out"), ledger=ledger)
+    assert (summary.state, summary.exit_code) == ("stopped", 3)
+    assert summary.num_left > 0
+    with duckdb.connect(str(ledger), read_only=True) as connection:
+        reasons = connection.execute("SELECT DISTINCT reason FROM attempts WHERE state = 'failed'").fetchall()
+    assert all("no longer a folder" in reason and "No such file" in reason for (reason,) in reasons)
+    assert render(tmp_path, rows, ledger=ledger).num_delivered == 80

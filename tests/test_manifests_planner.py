@@ -297,7 +297,7 @@ def test_a_missing_file_is_rendered_again(tmp_path: Path) -> None:
     reading = read_columns(tmp_path, {"id": ["a", "b"]})
     made = plan_of(reading, history_of(reading, clips={"present": [True, False]}))
     assert made.reused["id"].to_pylist() == ["a"]
-    assert reasons(made) == {"b": "file missing"}
+    assert reasons(made) == {"b": "file missing or damaged"}
 
 
 def test_the_same_settings_under_another_id_are_another_clip(tmp_path: Path) -> None:
@@ -382,9 +382,9 @@ def test_failed_jobs_are_tried_again_until_the_third_time(tmp_path: Path) -> Non
     reading = read_columns(tmp_path, {"id": list("abcd")})
     prints = reading.jobs["fingerprint"].to_pylist()
     failures = [
-        {"fingerprint": prints[1], "number": 1, "reason": "lost"},
-        {"fingerprint": prints[2], "number": 2, "reason": None},
-        {"fingerprint": prints[3], "number": 3, "reason": "non-finite output"},
+        {"id": "b", "fingerprint": prints[1], "number": 1, "reason": "lost"},
+        {"id": "c", "fingerprint": prints[2], "number": 2, "reason": None},
+        {"id": "d", "fingerprint": prints[3], "number": 3, "reason": "non-finite output"},
     ]
     made = plan_of(reading, history_of(failures=failures))
     assert reasons(made) == {
@@ -399,21 +399,25 @@ def test_failed_jobs_are_tried_again_until_the_third_time(tmp_path: Path) -> Non
 
 def test_a_changed_job_counts_from_the_start(tmp_path: Path) -> None:
     before = read_columns(tmp_path, {"id": ["a"], "prompt": ["old"]})
-    failures = [{"fingerprint": before.jobs["fingerprint"][0].as_py(), "number": 3, "reason": "x"}]
+    failures = [{"id": "a", "fingerprint": before.jobs["fingerprint"][0].as_py(), "number": 3, "reason": "x"}]
     after = read_columns(tmp_path, {"id": ["a"], "prompt": ["new"]})
     assert reasons(plan_of(after, history_of(failures=failures))) == {"a": None}
 
 
 def test_a_failure_adds_to_why_it_is_rendered_again(tmp_path: Path) -> None:
     reading = read_columns(tmp_path, {"id": ["a"]})
-    failures = [{"fingerprint": reading.jobs["fingerprint"][0].as_py(), "number": 1, "reason": "x"}]
+    failures = [
+        {"id": "a", "fingerprint": reading.jobs["fingerprint"][0].as_py(), "number": 1, "reason": "x"}
+    ]
     made = plan_of(reading, history_of(reading, clips={"present": [False]}, failures=failures))
-    assert reasons(made) == {"a": "file missing; failed before (attempt 2 of 3)"}
+    assert reasons(made) == {"a": "file missing or damaged; failed before (attempt 2 of 3)"}
 
 
 def test_a_delivered_clip_outweighs_failures(tmp_path: Path) -> None:
     reading = read_columns(tmp_path, {"id": ["a"]})
-    failures = [{"fingerprint": reading.jobs["fingerprint"][0].as_py(), "number": 3, "reason": "x"}]
+    failures = [
+        {"id": "a", "fingerprint": reading.jobs["fingerprint"][0].as_py(), "number": 3, "reason": "x"}
+    ]
     made = plan_of(reading, history_of(reading, failures=failures))
     assert (made.reused.num_rows, made.exhausted.num_rows) == (1, 0)
 

@@ -129,11 +129,26 @@ def test_clips_are_the_latest_of_each_id_and_fingerprint(ledger: Ledger) -> None
             "id": "a",
             "fingerprint": fingerprint("a"),
             "file": "a.mp4",
+            "num_bytes": 1000,
             "model_revision": "rev2",
             "numerics": "n2",
         },
-        {"id": "b", "fingerprint": "new", "file": "b.mp4", "model_revision": "rev1", "numerics": "n1"},
-        {"id": "b", "fingerprint": "old", "file": "b.mp4", "model_revision": "rev1", "numerics": "n1"},
+        {
+            "id": "b",
+            "fingerprint": "new",
+            "file": "b.mp4",
+            "num_bytes": 1000,
+            "model_revision": "rev1",
+            "numerics": "n1",
+        },
+        {
+            "id": "b",
+            "fingerprint": "old",
+            "file": "b.mp4",
+            "num_bytes": 1000,
+            "model_revision": "rev1",
+            "numerics": "n1",
+        },
     ]
 
 

@@ -156,7 +156,7 @@ def test_readers_see_what_is_still_spooled(tmp_path: Path) -> None:
     assert (run["state"], run["exit_code"], run["device_s"]) == ("done", 3, 33.5)
     assert (run["heartbeat_at"], run["ended_at"]) == (at(30), at(40))
     assert reader.failures().to_pylist() == [
-        {"fingerprint": "fingerprint of c", "number": 1, "reason": "non-finite"}
+        {"id": "c", "fingerprint": "fingerprint of c", "number": 1, "reason": "non-finite"}
     ]
     assert reader.tables("clips")["clips"]["id"].to_pylist() == ["a", "b"]
     (problem,) = reader.check()

@@ -127,6 +127,7 @@ class LocalExecutor:
             run_id=self._run_id,
             factory=self._factory,
             num_encoders=self._num_encoders,
+            spawned_s=time.monotonic(),
         )
         process = self._context.Process(
             target=work, args=(spec, theirs), name=f"vgbatch-{index}", daemon=True
