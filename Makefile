@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types bench train-tiny eval-tiny clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vgbatch needs Python 3.11 or newer, not " + sys.version.split()[0])'
@@ -27,6 +27,13 @@ types: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python bench/plan_million.py
+
+# Needs a GPU: about 20 minutes on one H200.
+train-tiny: .venv/ready
+	$(BIN)/python -m pipeline.models.tiny.train all --state out/tiny --folder pipeline/models/tiny
+
+eval-tiny: .venv/ready
+	$(BIN)/python -m pipeline.models.tiny.train evaluate --state out/tiny --folder pipeline/models/tiny
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -13,7 +13,7 @@ from pipeline.engine import Engine
 from pipeline.models import tiny
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.text import clean_prompt
-from pipeline.models.tiny import build
+from pipeline.quality.i420 import to_rgb
 from tests.pipeline_checkpoints import make_batch, make_engine, make_job
 
 FOLDER = Path(tiny.__file__).parent
@@ -31,7 +31,7 @@ def engine(model: ResolvedModel) -> Engine:
 
 def test_it_is_small() -> None:
     sizes = [file.stat().st_size for file in FOLDER.rglob("*") if file.suffix not in (".py", ".pyc")]
-    assert sum(sizes) < 3_000_000
+    assert sum(sizes) < 16_000_000
 
 
 def test_its_name_and_defaults_come_from_its_own_file(model: ResolvedModel) -> None:
@@ -58,18 +58,32 @@ def test_a_prompt_of_common_words_takes_about_a_token_a_word(model: ResolvedMode
     assert list(model.spec.count_tokens(["a red balloon flying over the sea", "word " * 600])) == [8, 3001]
 
 
-def test_every_prompt_and_seed_gives_another_colourful_clip(model: ResolvedModel, engine: Engine) -> None:
-    prompts = ["a cat", "a dog", "字🙂", ""]
-    jobs = [make_job(model, id=prompt, prompt=prompt, negative_prompt="") for prompt in prompts]
-    jobs += [make_job(model, id="another seed", prompt="a cat", negative_prompt="", seed=2)]
+def test_it_shows_the_colours_that_the_prompt_names(model: ResolvedModel, engine: Engine) -> None:
+    colours = {
+        "a red circle moves left on a blue background": ("red", "blue"),
+        "a blue square on red": ("blue", "red"),
+    }
+    for prompt, (main, background) in colours.items():
+        job = make_job(model, prompt=prompt, negative_prompt="", steps=20, guidance_scale=4.0)
+        (clip,) = engine.render(make_batch(model, job)).clips
+        assert clip.frames is not None
+        rgb = to_rgb(clip.frames)[0].astype(int)
+        channel = {"red": 0, "blue": 2}
+        corner = rgb[:6, :6].mean(axis=(0, 1))
+        assert corner.argmax() == channel[background], (prompt, corner)
+        shown = (rgb.argmax(axis=2) == channel[main]).mean()
+        assert 0.02 < shown < 0.6, (prompt, main, shown)
+
+
+def test_words_it_does_not_know_give_a_clip_all_the_same(model: ResolvedModel, engine: Engine) -> None:
+    prompts = ["a cat", "字🙂", "", "a person is playing the accordion in a rainy street"]
+    jobs = [make_job(model, id=prompt, prompt=prompt, negative_prompt="", steps=4) for prompt in prompts]
+    jobs += [make_job(model, id="another seed", prompt="a cat", negative_prompt="", seed=2, steps=4)]
     clips = [clip.frames for clip in engine.render(make_batch(model, *jobs)).clips]
-    for frames in clips:
-        assert frames is not None
-        assert frames[:, :64].std() > 15
-        assert frames[:, 64:].std() > 5
-        assert np.abs(np.diff(frames.astype(int), axis=0)).mean() > 2
     for one, other in combinations(clips, 2):
-        assert np.abs(one.astype(int) - other).mean() > 5
+        assert one is not None
+        assert other is not None
+        assert np.abs(one.astype(int) - other).mean() > 1
 
 
 def test_its_smallest_largest_and_longest_clips_render(model: ResolvedModel, engine: Engine) -> None:
@@ -78,12 +92,3 @@ def test_its_smallest_largest_and_longest_clips_render(model: ResolvedModel, eng
         (clip,) = engine.render(make_batch(model, job)).clips
         assert clip.frames is not None
         assert clip.frames.shape == (num_frames, height * 3 // 2, width)
-
-
-def test_building_it_again_gives_the_same_configs_and_vocabulary(tmp_path: Path) -> None:
-    build.main(tmp_path)
-    built = sorted(file.relative_to(tmp_path) for file in tmp_path.rglob("*") if file.is_file())
-    shipped = {file.relative_to(FOLDER) for file in FOLDER.rglob("*") if file.is_file()}
-    assert set(built) <= shipped
-    for name in ("vgbatch.json", "model_index.json", "tokenizer/tokenizer.json", "transformer/config.json"):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TARGET = Path(__file__).with_name("demo.parquet")
-STEPS = 4
+STEPS = 20
 FPS = 8
 
 # prompt, width, height, num_frames, customer, price

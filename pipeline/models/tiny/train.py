@@ -1,0 +1,65 @@
+"""Trains the built-in model: `python -m pipeline.models.tiny.train all --state FOLDER --folder FOLDER`.
+
+Parts, in order: vae, denoiser, guidance, distill, export, evaluate. Each takes up what the one before left in
+the state folder, and goes on where it was when it was stopped. Seeds are fixed; as parts end by the clock,
+not by a number of steps, two runs agree in quality, not bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+# What a part needs is imported when it runs: the processes that draw scenes import this file, without torch.
+
+MINUTES = {"vae": 6.0, "denoiser": 9.0, "distill": 4.5}
+PARTS = ("vae", "denoiser", "guidance", "distill", "export", "evaluate")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = _parser().parse_args(arguments)
+    for part in PARTS if args.part == "all" else [args.part]:
+        _run(part, args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Train the built-in model.")
+    parser.add_argument("part", choices=[*PARTS, "all"])
+    parser.add_argument("--state", type=Path, required=True, help="what parts leave for each other")
+    parser.add_argument("--folder", type=Path, help="where export writes the model (default: STATE/model)")
+    parser.add_argument("--minutes", type=float, help="of wall-clock time for a part, set-up included")
+    parser.add_argument("--extend", action="store_true", help="go on training a finished part")
+    parser.add_argument("--device", help="default: cuda:0 where there is one, else cpu")
+    parser.add_argument("--toy", action="store_true", help="tiny networks and a few steps: does it all run?")
+    parser.add_argument("--captions", type=int, default=200, help="of the evaluation's 200, the first ones")
+    parser.add_argument("--seeds", type=int, default=3, help="clips for each caption")
+    return parser
+
+
+def _run(part: str, args: argparse.Namespace) -> None:
+    import torch
+
+    from pipeline.models.tiny import parts
+    from pipeline.models.tiny.state import State
+
+    device = args.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    state = State(args.state)
+    folder = args.folder or args.state / "model"
+    plan = parts.TOY_PLAN if args.toy else parts.REAL_PLAN
+    if part in MINUTES:
+        minutes = args.minutes or MINUTES[part]
+        parts.train(part, state, plan, minutes=minutes, device=device, extend=args.extend)
+    elif part == "guidance":
+        parts.guidance(state, plan, device=device)
+    elif part == "export":
+        parts.export_model(state, folder, plan)
+    else:
+        scores = parts.evaluate_model(
+            state, folder, device=device, num_captions=args.captions, num_seeds=args.seeds
+        )
+        state.save_facts("evaluation", {"scores": [asdict(score) for score in scores]})
+
+
+if __name__ == "__main__":
+    main()
