@@ -67,7 +67,7 @@ def make_family(folder: Path, name: str) -> Path:
     """The configs of a published family over files that nobody reads when planning."""
     changes = FAMILIES[name]
     edit(folder / "transformer" / "config.json", **{"in_channels": 16, **changes.get("transformer", {})})
-    edit(folder / "vae" / "config.json", **changes.get("vae", {}))
+    edit(folder / "vae" / "config.json", **{"z_dim": 16, **changes.get("vae", {})})
     edit(folder / "scheduler" / "scheduler_config.json", **changes.get("scheduler", {}))
     edit(folder / "model_index.json", **changes.get("model_index", {}))
     if "transformer_2" in changes.get("model_index", {}):
