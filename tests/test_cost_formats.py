@@ -105,9 +105,11 @@ def test_table_has_no_control_characters_and_cuts_no_row() -> None:
 
 
 def test_table_fits_a_terminal_that_knows_ascii_only() -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="ascii")
     render_table(some_report(), Console(file=stream))
     stream.flush()
+    assert b"GPU time" in written.getvalue()
 
 
 def test_without_a_gpu_price_there_are_hours_and_one_hint() -> None:
