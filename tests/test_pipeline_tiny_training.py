@@ -122,7 +122,7 @@ def test_a_finished_part_can_be_extended(tmp_path: Path) -> None:
     assert training(extend=False).is_finished
     longer = training(extend=True)
     assert not longer.is_finished
-    longer.run(lambda weights, step, done: weights["w"].square().sum())
+    longer.run(lambda step: (), lambda weights: weights["w"].square().sum())
     weights, facts = state.result("part")
     assert facts["done"] == 1
     assert facts["step"] > 9
@@ -141,11 +141,13 @@ def test_training_finds_a_minimum_and_ignores_a_step_that_is_not_finite(tmp_path
     )
     target = torch.arange(5.0)
 
-    def loss_of(weights: dict[str, torch.Tensor], step: int, done: float) -> torch.Tensor:
-        loss = (weights["w"] - target).square().sum()
-        return loss * float("nan") if step == 100 else loss
+    def inputs_of(step: int) -> tuple[torch.Tensor]:
+        return (torch.tensor(float("nan") if step == 100 else 1.0),)
 
-    training.run(loss_of)
+    def loss_of(weights: dict[str, torch.Tensor], factor: torch.Tensor) -> torch.Tensor:
+        return factor * (weights["w"] - target).square().sum()
+
+    training.run(inputs_of, loss_of)
     assert (training.averaged()["w"] - target).abs().max() < 0.01
 
 
@@ -171,12 +173,15 @@ def test_the_flow_loss_is_that_of_noise_minus_data() -> None:
     """A network whose output is zero is off by the target itself."""
     torch.manual_seed(0)
     data = torch.randn(64, 8, 16)
+    noise = torch.randn(data.shape)
     batch = Batch(
-        patches_BNP=data, ids_BL=torch.ones(64, 39, dtype=torch.long), lengths_B=torch.full((64,), 5)
+        patches_BNP=data,
+        ids_BL=torch.ones(64, 39, dtype=torch.long),
+        lengths_B=torch.full((64,), 5),
+        noise_BNP=noise,
+        sigma_B=torch.rand(64),
     )
-    draw = torch.Generator().manual_seed(1)
-    loss = flow_loss(initial_weights(TOY), batch, draw, rope_tables(2, 4, 4, "cpu"), None)
-    noise = torch.randn(data.shape, generator=torch.Generator().manual_seed(1))
+    loss = flow_loss(initial_weights(TOY), batch, rope_tables(2, 4, 4, "cpu"), None)
     assert loss.item() == pytest.approx((noise - data).square().mean().item(), rel=1e-5)
 
 

@@ -112,30 +112,40 @@ def distill(
     state.log(f"trajectories {[len(bank) for bank in banks]} with guidance {guidance_scale:g}")
     draw = torch.Generator(device)
 
-    def loss_of(lora: dict[str, torch.Tensor], step: int, done: float) -> torch.Tensor:
+    def inputs_of(step: int) -> tuple[torch.Tensor, ...]:
         draw.manual_seed(step)
         other = step // _OTHER_EVERY % max(1, len(banks) - 1) + 1
         bank = banks[other if step % _OTHER_EVERY == _OTHER_EVERY - 1 and len(banks) > 1 else 0]
         which = torch.randint(len(bank), (batch,), generator=draw, device=device)
-        return rollout_loss(weights, lora, bank, which, block)
+        return bank.states_SMNP[:, which], bank.ids_ML[which], bank.lengths_M[which], *bank.rope
 
-    training.run(loss_of, keep=lambda: {"guidance_scale": guidance_scale, "steps": FEW_STEPS})
+    def loss_of(lora: dict[str, torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        states_SBNP, ids_BL, lengths_B, cos_N1R, sin_N1R = inputs
+        return rollout_loss(weights, lora, states_SBNP, ids_BL, lengths_B, (cos_N1R, sin_N1R), block)
+
+    training.run(inputs_of, loss_of, keep=lambda: {"guidance_scale": guidance_scale, "steps": FEW_STEPS})
 
 
 def rollout_loss(
-    weights: Weights, lora: Weights, bank: Trajectories, which_B: torch.Tensor, block: Block | None
+    weights: Weights,
+    lora: Weights,
+    states_SBNP: torch.Tensor,
+    ids_BL: torch.Tensor,
+    lengths_B: torch.Tensor,
+    rope: Rope,
+    block: Block | None,
 ) -> torch.Tensor:
     """How far the student's states are from the teacher's, each by the width of the step that led there."""
     student = merged(part_of(weights, "transformer."), lora)
-    lengths = bank.lengths_M[which_B]
     with torch.no_grad():
-        text = encode_text(part_of(weights, "text_encoder."), bank.ids_ML[which_B], lengths)
-    wanted = bank.states_SMNP[:, which_B].float()
-    stepper = _stepper(FEW_STEPS, str(which_B.device))
+        text = encode_text(part_of(weights, "text_encoder."), ids_BL, lengths_B)
+    wanted = states_SBNP.float()
+    stepper = _stepper(FEW_STEPS, str(wanted.device))
     sigmas = [*(stepper.timesteps / 1000).tolist(), 0.0]
     x, losses, widths = wanted[0], [], []
     for index, timestep in enumerate(stepper.timesteps):
-        predicted = velocity(student, x, timestep.expand(len(x)), text, lengths, bank.rope, block)
+        timestep_B = torch.full(x.shape[:1], float(timestep), device=x.device)
+        predicted = velocity(student, x, timestep_B, text, lengths_B, rope, block)
         x = stepper.step(predicted, timestep=timestep, latents_BCTHW=x)
         distance = (x - wanted[index + 1]).square().mean(dim=(1, 2))
         losses.append((distance + _SOFTENING**2).sqrt().mean())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 # What a part needs is imported when it runs: the processes that draw scenes import this file, without torch.
 
-MINUTES = {"vae": 6.0, "denoiser": 9.0, "distill": 4.5}
+MINUTES = {"vae": 8.5, "denoiser": 8.5, "distill": 4.0}
 PARTS = ("vae", "denoiser", "guidance", "distill", "export", "evaluate")
 
 

@@ -9,12 +9,12 @@ Shapes: B clips, N tokens of P numbers, L text tokens, E text channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+from pipeline.kernels.qk_norm_rope import Rope
 from pipeline.models.tiny.bank import Bank, LatentCode, Size, fill_banks
 from pipeline.models.tiny.denoiser import Block, compiled_block, rope_tables, velocity
 from pipeline.models.tiny.described import CAPTION_TOKENS, tokenize
@@ -43,13 +43,14 @@ _TURNS = [(0, 5), (0, 5), (1, 5), (0, 5), (0, 5), (2, 5), (0, 5), (0, 5), (0, 3)
 _TURNS += [(0, 5), (0, 5), (1, 5), (0, 5), (0, 5), (2, 5), (0, 5), (3, 5), (1, 3), (2, 3)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Clean patches with their captions, some of them dropped."""
+class Batch(NamedTuple):
+    """Clean patches with their captions, some of them dropped, and the noise of each, from 0 to 1 as much."""
 
     patches_BNP: torch.Tensor
     ids_BL: torch.Tensor
     lengths_B: torch.Tensor
+    noise_BNP: torch.Tensor
+    sigma_B: torch.Tensor
 
 
 def train_denoiser(
@@ -93,31 +94,29 @@ def train_denoiser(
     empty = empty_caption(tokenizer, device)
     block = compiled_block(device)
 
-    def loss_of(weights: dict[str, torch.Tensor], step: int, done: float) -> torch.Tensor:
+    def inputs_of(step: int) -> tuple[torch.Tensor, ...]:
         draw.manual_seed(step)
         number, frames = _TURNS[step % len(_TURNS)]
         bank = banks[number]
         clips = draw_batch(bank, frames, batch, draw, empty)
-        rope = rope_tables(frames, bank.height, bank.width, device)
-        return flow_loss(weights, clips, draw, rope, block)
+        return *clips, *rope_tables(frames, bank.height, bank.width, device)
 
-    training.run(loss_of)
+    def loss_of(weights: dict[str, torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        *clips, cos_N1R, sin_N1R = inputs
+        return flow_loss(weights, Batch(*clips), (cos_N1R, sin_N1R), block)
+
+    training.run(inputs_of, loss_of)
 
 
-def flow_loss(
-    weights: Weights, batch: Batch, draw: torch.Generator, rope: Any, block: Block | None
-) -> torch.Tensor:
+def flow_loss(weights: Weights, batch: Batch, rope: Rope, block: Block | None) -> torch.Tensor:
     """Mean squared error of the velocity at one noise level a clip."""
     data = batch.patches_BNP.float()
-    noise = torch.randn(data.shape, generator=draw, device=data.device)
-    even = torch.rand(len(data), generator=draw, device=data.device)
-    sigma = FLOW_SHIFT * even / (1 + (FLOW_SHIFT - 1) * even)
-    noisy = torch.lerp(data, noise, sigma[:, None, None])
+    noisy = torch.lerp(data, batch.noise_BNP, batch.sigma_B[:, None, None])
     text = encode_text(part_of(weights, "text_encoder."), batch.ids_BL, batch.lengths_B)
     predicted = velocity(
-        part_of(weights, "transformer."), noisy, 1000 * sigma, text, batch.lengths_B, rope, block
+        part_of(weights, "transformer."), noisy, 1000 * batch.sigma_B, text, batch.lengths_B, rope, block
     )
-    return (predicted - (noise - data)).square().mean()
+    return (predicted - (batch.noise_BNP - data)).square().mean()
 
 
 def draw_batch(
@@ -131,10 +130,14 @@ def draw_batch(
     which = torch.randint(bank.ids_MCL.shape[1], (num_clips,), generator=draw, device=device)
     dropped = torch.rand(num_clips, generator=draw, device=device) < DROPPED_FRAC
     ids, length = empty
+    patches_BNP = bank.patches_MNP[clips, :num_tokens]
+    even = torch.rand(num_clips, generator=draw, device=device)
     return Batch(
-        patches_BNP=bank.patches_MNP[clips, :num_tokens],
+        patches_BNP=patches_BNP,
         ids_BL=torch.where(dropped[:, None], ids, bank.ids_MCL[clips, which].long()),
         lengths_B=torch.where(dropped, length, bank.lengths_MC[clips, which].long()),
+        noise_BNP=torch.randn(patches_BNP.shape, generator=draw, device=device),
+        sigma_B=FLOW_SHIFT * even / (1 + (FLOW_SHIFT - 1) * even),
     )
 
 

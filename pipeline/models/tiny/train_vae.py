@@ -60,33 +60,39 @@ def train_vae(
         return
     clips = _Clips(batch, device, training.dtype)
     fused = compiled_taps(device)
-    noise = torch.Generator(device)
+    draw = torch.Generator(device)
 
-    def loss_of(weights: dict[str, torch.Tensor], step: int, done: float) -> torch.Tensor:
-        noise.manual_seed(step)
-        is_main = step % _OTHER_EVERY != _OTHER_EVERY - 1
-        return vae_loss(weights, clips.of_step(step), noise, fused if is_main else None)
+    def inputs_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        video_BTHW3 = clips.of_step(step)
+        draw.manual_seed(step)
+        shape = whole_clip.latent_shape(video_BTHW3.shape, sizes.latent_channels)
+        return video_BTHW3, torch.randn(shape, generator=draw, device=device)
+
+    def loss_of(
+        weights: dict[str, torch.Tensor], video_BTHW3: torch.Tensor, noise_BTHWZ: torch.Tensor
+    ) -> torch.Tensor:
+        is_main = video_BTHW3.shape[2:4] == MAIN_SIZE  # the others are not worth compiling for
+        return vae_loss(weights, video_BTHW3, noise_BTHWZ, fused if is_main else None)
 
     def measured() -> dict[str, Any]:
         facts = vae_facts(training.averaged(), device, num_clips=num_test_clips)
         state.log(f"vae {facts}")
         return facts
 
-    training.run(loss_of, keep=measured)
+    training.run(inputs_of, loss_of, keep=measured)
 
 
 def vae_loss(
     weights: Weights,
     video_BTHW3: torch.Tensor,
-    noise: torch.Generator,
+    noise_BTHWZ: torch.Tensor,
     normed_taps: whole_clip.NormedTaps | None,
 ) -> torch.Tensor:
     """Absolute and squared error, absolute error of differences in space and time, and a tiny KL term."""
     posterior = whole_clip.encode(weights, video_BTHW3, normed_taps).float()
     mean, log_variance = posterior.chunk(2, dim=-1)
     log_variance = log_variance.clamp(-30, 20)
-    draw = torch.randn(mean.shape, generator=noise, device=mean.device)
-    latents = mean + (0.5 * log_variance).exp() * draw
+    latents = mean + (0.5 * log_variance).exp() * noise_BTHWZ
     rebuilt = whole_clip.decode(weights, latents.to(video_BTHW3.dtype), normed_taps).float()
     error = rebuilt - video_BTHW3.float()
     edges = sum(error.diff(dim=axis).abs().mean() for axis in (1, 2, 3))

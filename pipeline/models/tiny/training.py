@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from pipeline.models.tiny.flat import Layout, Weights
+from pipeline.models.tiny.recorded import Recorded, Tensors
 from pipeline.models.tiny.state import CHECKPOINT_EVERY_S, Budget, State
 
 WARMUP_STEPS = 200
 EXTENSION_FROM = 0.5  # of its schedule is where a finished part starts again when it is extended
 _CLIP = 1.0
 
-# The weights as the model computes with them, the step's number and how much is done, to a scalar loss.
-LossOf = Callable[[dict[str, torch.Tensor], int, float], torch.Tensor]
+InputsOf = Callable[[int], Tensors]  # all that a step sees, by its number, everything random drawn
+LossOf = Callable[..., torch.Tensor]  # of the weights as the model computes with them, and of the inputs
 
 
 class Training:
@@ -91,16 +92,24 @@ class Training:
     def is_finished(self) -> bool:
         return self.start >= 1
 
-    def run(self, loss_of: LossOf, *, keep: Callable[[], dict[str, Any]] = dict) -> None:
-        """Train until the budget is spent; keep: facts to store beside the result, asked for when saving."""
+    def run(self, inputs_of: InputsOf, loss_of: LossOf, *, keep: Callable[[], dict[str, Any]] = dict) -> None:
+        """Train until the budget is spent; keep: facts to store beside the result, asked for when saving.
+
+        loss_of is recorded (recorded.py), so it may depend on nothing but its arguments.
+        """
+
+        def loss_and_gradient(*inputs: torch.Tensor) -> Tensors:
+            loss = loss_of(self.layout.split(self.flat.to(self.dtype)), *inputs)
+            return loss.detach(), *torch.autograd.grad(loss, self.flat)
+
+        recorded = Recorded(loss_and_gradient, device=self.device)
         began_s = saved_s = time.monotonic()
         total = torch.zeros((), device=self.device)
         num_summed, next_log = 0, 100
         while not self.budget.is_spent(self.step) and (done := self._done()) < 1:
-            loss = loss_of(self.layout.split(self.flat.to(self.dtype)), self.step, done)
-            loss.backward()
-            self._update(done)
-            total += loss.detach()
+            loss, gradient = recorded(*inputs_of(self.step))
+            self._update(gradient, done)
+            total += loss
             num_summed += 1
             num_done = self.step - self.first_step
             if num_done in (1, 10) or num_done >= next_log:
@@ -125,9 +134,7 @@ class Training:
     def _done(self) -> float:
         return self.budget.fraction(self.step, self.start)
 
-    def _update(self, done: float) -> None:
-        gradient = self.flat.grad
-        assert gradient is not None
+    def _update(self, gradient: torch.Tensor, done: float) -> None:
         # No synchronisation: a gradient that is not finite becomes a step of nothing.
         norm = gradient.norm()
         gradient.mul_((_CLIP / (norm + 1e-6)).clamp(max=1.0)).nan_to_num_(0.0, 0.0, 0.0)
@@ -135,8 +142,8 @@ class Training:
         warm_up = min(1.0, (num_updates + 1) / WARMUP_STEPS)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * warm_up * min(1.0, 2 * (1 - done))
+        self.flat.grad = gradient
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         decay = min(
             self.average_decay, num_updates / (num_updates + 10)

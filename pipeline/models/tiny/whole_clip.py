@@ -21,6 +21,12 @@ from pipeline.models.tiny.flat import Weights
 NormedTaps = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def latent_shape(video_shape: torch.Size, latent_channels: int) -> tuple[int, int, int, int, int]:
+    """(B, T', H/8, W/8, Z) of a video's latents."""
+    batch, frames, height, width, _ = video_shape
+    return batch, (frames - 1) // 4 + 1, height // 8, width // 8, latent_channels
+
+
 def encode(
     weights: Weights, video_BTHW3: torch.Tensor, normed_taps: NormedTaps | None = None
 ) -> torch.Tensor:
