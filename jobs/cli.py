@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobs.config import Settings
     from jobs.models import Models
     from jobs.prepare import Selection
+    from jobs.probing import Probe
 
 # Newer versions of typer carry a click of their own: the base of typer's own errors fits both.
 _ClickError: Any = typer.BadParameter.mro()[2]
@@ -276,6 +277,124 @@ def doctor(
     raise typer.Exit(1 if any(check.state == "failed" for check in checks) else 0)
 
 
+@app.command()
+def bench(
+    shape: Annotated[
+        str | None,
+        typer.Argument(metavar="[SHAPE]", help="A published model's name (default: Wan2.2-TI2V-5B)."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A checkpoint instead: alias, local folder, or hub id.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--size", help="Such as 1344x768 (default: the shape's).")
+    ] = None,
+    frames: Annotated[
+        int | None, typer.Option("--frames", help="Frames of a clip (default: the shape's).")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Steps of a whole clip (default: the shape's).")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.0, help="How long each side of a stage is timed.")
+    ] = 20.0,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stage", help="forward, decode, clip, small or steady; repeatable (default: forward, decode)."
+        ),
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Time diffusers' own pipeline and ours side by side, on random weights of a published shape."""
+    from jobs.bench_table import show_bench
+    from jobs.benching import plan_bench, run_bench
+
+    wanted = plan_bench(
+        shape,
+        model=model,
+        aliases=_settings().aliases,
+        stages=stage or [],
+        size=size,
+        num_frames=frames,
+        steps=steps,
+        seconds=seconds,
+    )
+    facts = run_bench(wanted, command=_command_line(), say=lambda text: print(text, file=sys.stderr))
+    if as_json:
+        _print_json(facts)
+    else:
+        show_bench(facts, _output())
+
+
+@app.command()
+def probe(
+    manifest: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MANIFEST]",
+            help="Probe the buckets of what `plan` would render; left out, the one that the options name.",
+        ),
+    ] = None,
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    model: ModelOpt = None,
+    preset: PresetOpt = None,
+    size: Annotated[
+        str | None, typer.Option("--size", help="Such as 1344x768 (default: the model's).")
+    ] = None,
+    frames: Annotated[
+        int | None, typer.Option("--frames", help="Frames of a clip (default: the model's).")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Steps of the bucket (default: the model's).")
+    ] = None,
+    guidance_scale: Annotated[
+        float | None,
+        typer.Option("--guidance-scale", help="Guidance of the bucket (default: the model's)."),
+    ] = None,
+    crf: CrfOpt = None,
+    encoder_preset: EncoderPresetOpt = None,
+    devices: DevicesOpt = None,
+    strict: StrictOpt = None,
+    tag: TagOpt = None,
+    limit: LimitOpt = None,
+    select: SelectOpt = None,
+    refresh: RefreshOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Measure batch sizes on the first device, and keep for each bucket the one that `run` is to use."""
+    settings = _settings(
+        out=out,
+        ledger=ledger,
+        model=model,
+        preset=preset,
+        crf=crf,
+        encoder_preset=encoder_preset,
+        devices=devices,
+        strict=strict,
+        tags=tag,
+    )
+    of_bucket = {"--size": size, "--frames": frames, "--steps": steps, "--guidance-scale": guidance_scale}
+    if manifest is not None:
+        _refuse_flags(of_bucket, "with a manifest", hint="its rows say which buckets there are")
+        raise typer.Exit(
+            _probe_manifest(manifest, settings, _selection(limit, select, refresh), as_json=as_json)
+        )
+    of_manifest = {"--limit": limit, "--select": select, "--refresh": refresh}
+    _refuse_flags(of_manifest, "without a manifest", hint="it chooses among a manifest's rows")
+    raise typer.Exit(
+        _probe_bucket(
+            settings,
+            as_json=as_json,
+            size=size,
+            num_frames=frames,
+            steps=steps,
+            guidance_scale=guidance_scale,
+        )
+    )
+
+
 @manifest_app.command("template")
 def template(
     target: Annotated[Path, typer.Argument(help="The Parquet file to write.")] = Path("manifest.parquet"),
@@ -393,6 +512,51 @@ def _run(manifest: str, settings: Settings, selection: Selection, *, as_json: bo
     else:
         show_run(summary, _output())
     return summary.exit_code
+
+
+def _probe_manifest(manifest: str, settings: Settings, selection: Selection, *, as_json: bool) -> int:
+    from jobs.prepare import plan_reading, read
+    from jobs.probing import probe
+    from jobs.views import rejected_facts, show_rejected
+
+    reading, models = read(manifest, settings=settings)
+    _announce(models)
+    messages = _messages()
+    show_rejected(rejected_facts(reading.rejected), messages)
+    probed = probe(
+        lambda: plan_reading(reading, models=models, settings=settings, selection=selection).plan.buckets,
+        models=models,
+        settings=settings,
+        console=messages,
+    )
+    return _show_probe(probed, as_json=as_json) or (3 if reading.rejected.num_rows else 0)
+
+
+def _probe_bucket(settings: Settings, *, as_json: bool, **wanted: Any) -> int:
+    from jobs.prepare import read_bucket
+    from jobs.probing import probe
+
+    bucket, models = read_bucket(settings=settings, **wanted)
+    _announce(models)
+    probed = probe(lambda: [bucket], models=models, settings=settings, console=_messages())
+    return _show_probe(probed, as_json=as_json)
+
+
+def _show_probe(probed: Probe, *, as_json: bool) -> int:
+    from jobs.probe_table import probe_facts, show_probe
+
+    facts = probe_facts(probed)
+    if as_json:
+        _print_json(facts)
+    else:
+        show_probe(facts, _output())
+    return probed.exit_code
+
+
+def _refuse_flags(flags: Mapping[str, object], where: str, *, hint: str) -> None:
+    for flag, value in flags.items():
+        if value is not None:
+            raise UsageError(f"{flag} {where}: {value}", hint=hint)
 
 
 def _settings(**flags: object) -> Settings:

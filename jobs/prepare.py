@@ -13,12 +13,14 @@ import pyarrow.compute as pc
 
 from jobs.config import Settings
 from jobs.models import Models
+from manifests.errors import UsageError
 from manifests.history import History
-from manifests.job import Job
+from manifests.job import Bucket, Job
 from manifests.planner import Plan, plan
-from manifests.reader import Reading, read_manifest
+from manifests.reader import Reading, read_manifest, read_parts
 from manifests.settings import ReadSettings
-from manifests.table import job_from_row
+from manifests.sources import Part
+from manifests.table import bucket_from_row, job_from_row
 from pipeline.config import NUMERICS
 from storage.ledger import Ledger
 from storage.paths import clip_name, list_clips
@@ -38,12 +40,48 @@ class Selection:
 
 def read(manifest: str, *, settings: Settings) -> tuple[Reading, Models]:
     """Read and validate; ManifestError or ModelError before anything is made."""
+    models = _models(settings)
+    return read_manifest(manifest, settings=read_settings(settings), model_spec=models.spec), models
+
+
+def read_bucket(
+    *,
+    settings: Settings,
+    size: str | None,
+    num_frames: int | None,
+    steps: int | None,
+    guidance_scale: float | None,
+) -> tuple[Bucket, Models]:
+    """The bucket that a row of these settings would be in; what is None is the model's default.
+
+    Raises UsageError as the row would be rejected.
+    """
+    models = _models(settings)
+    flags = {
+        "resolution": ("--size", size),
+        "num_frames": ("--frames", num_frames),
+        "steps": ("--steps", steps),
+        "guidance_scale": ("--guidance-scale", guidance_scale),
+    }
+    given = {name: [value] for name, (_, value) in flags.items() if value is not None}
+    row = pa.table({"prompt": ["probe"], **given})
+    part = Part(file="", schema=row.schema, num_rows=1, batches=lambda: iter(row.to_batches()))
+    # A size that is rendered larger and cropped is as good as any here.
+    lenient = replace(read_settings(settings), strict=False, tags=frozenset())
+    reading = read_parts([part], settings=lenient, model_spec=models.spec)
+    for wrong in reading.rejected.to_pylist():
+        flag, value = flags.get(wrong["column"], ("the model's default size", wrong["value"]))
+        raise UsageError(f"{flag}: {value}: {wrong['reason']}")
+    (job,) = reading.jobs.to_pylist()
+    return bucket_from_row(job), models
+
+
+def _models(settings: Settings) -> Models:
     ledger = Ledger(settings.ledger)
-    models = Models(
+    return Models(
         aliases=settings.aliases,
         pinned=ledger.pinned_revision if ledger.exists() else lambda name: None,
     )
-    return read_manifest(manifest, settings=read_settings(settings), model_spec=models.spec), models
 
 
 def read_settings(settings: Settings) -> ReadSettings:
@@ -61,7 +99,7 @@ def read_settings(settings: Settings) -> ReadSettings:
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """found: file names of whole clips that no row of the ledger knows. bucket_s: median device
-    seconds of a batch by bucket key, from earlier runs. earlier_tries: by id and fingerprint."""
+    seconds a slot of a batch by bucket key, from earlier runs. earlier_tries: by id and fingerprint."""
 
     plan: Plan
     found: frozenset[str]
@@ -113,7 +151,11 @@ def _history(jobs: pa.Table, *, settings: Settings) -> tuple[History, pa.Table]:
     if not ledger.exists():
         found = _found(jobs, on_disk["file"], folder=settings.out)
         empty = History(
-            clips=found, failures=_FAILURES.empty_table(), previous=lambda ids: jobs.slice(0, 0), caps={}
+            clips=found,
+            failures=_FAILURES.empty_table(),
+            previous=lambda ids: jobs.slice(0, 0),
+            caps={},
+            probed={},
         )
         return empty, found
     clips = ledger.clips()
@@ -126,6 +168,7 @@ def _history(jobs: pa.Table, *, settings: Settings) -> tuple[History, pa.Table]:
         failures=ledger.failures(),
         previous=ledger.previous_settings,
         caps=ledger.caps(gpu_name=gpu_name, numerics=NUMERICS) if gpu_name else {},
+        probed=ledger.probed_caps(gpu_name=gpu_name, numerics=NUMERICS) if gpu_name else {},
     )
     return history, found
 

@@ -23,7 +23,7 @@ LINE_EVERY_S = 60.0
 class Eta:
     """Seconds left, from how long batches of each bucket took.
 
-    earlier: median device seconds of a batch by bucket key, from runs before this one. Only batches to
+    earlier: median device seconds a slot of a batch by bucket key, from runs before this one. Only batches to
     be rendered count: reused jobs take no time and must not make the rest look quick.
     """
 

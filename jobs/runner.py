@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from uuid import uuid4
@@ -34,16 +34,27 @@ from manifests.errors import LedgerError, RunError, VgbatchError
 from manifests.planner import Plan
 from manifests.reader import Reading
 from manifests.table import job_from_row
-from pipeline.config import NUMERICS, EngineConfig, ModelSource
+from pipeline.config import NUMERICS, EmbeddingStore, EngineConfig, ModelSource
 from pipeline.rendering import Renderer
 from storage.clips import write_clips_parquet
+from storage.embeddings import EmbeddingFolder
 from storage.ffmpeg import require_encoder
 from storage.filesystem import require_writable
 from storage.ledger import Ledger
 from storage.paths import remove_partials
 from storage.rows import ClipRow, RunRow
 
-_RECORDED_PACKAGES = ("vgbatch", "torch", "diffusers", "transformers", "duckdb", "pyarrow", "imageio-ffmpeg")
+_RECORDED_PACKAGES = (
+    "vgbatch",
+    "torch",
+    "triton",
+    "diffusers",
+    "transformers",
+    "fa3-fwd",
+    "duckdb",
+    "pyarrow",
+    "imageio-ffmpeg",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +134,7 @@ def run(
         )
         _record_start(ledger, row, planned, context=context)
         stop, meter = Stop(), DeviceMeter(num_devices=len(devices))
+        embeddings = EmbeddingFolder(settings.out, num_writers=len(devices))
         with _failure_recorded(ledger, run_id, meter=meter):
             tally = _render(
                 planned,
@@ -130,10 +142,11 @@ def run(
                 ledger=ledger,
                 context=context,
                 console=console,
-                factory=factory or partial(build_renderer, models=models.sources()),
+                factory=factory or partial(build_renderer, models=models.sources(), embeddings=embeddings),
                 stop=stop,
                 meter=meter,
             )
+        embeddings.trim()
         listed = _write_list(ledger, retry_of or run_id, settings=settings, console=console)
         ended = _End(stop, tally, planned.plan, listed)
         # What cannot be written now, the next run finds by itself: a run without an end, clips without rows.
@@ -185,11 +198,11 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
 
 
-def build_renderer(device: str, *, models: Mapping[str, ModelSource]) -> Renderer:
+def build_renderer(device: str, *, models: Mapping[str, ModelSource], embeddings: EmbeddingStore) -> Renderer:
     """The engine of one device; called inside a worker, so that only workers load models."""
     from pipeline.engine import build_engine
 
-    return build_engine(EngineConfig(device=device, models=models))
+    return build_engine(EngineConfig(device=device, models=models, embeddings=embeddings))
 
 
 def choose_devices(wanted: str) -> tuple[str, ...]:
@@ -224,10 +237,19 @@ def _run_row(
         device_s=0.0,
         host=socket.gethostname(),
         gpu_name="",
-        versions={"python": python_version(), **{name: version(name) for name in _RECORDED_PACKAGES}},
+        versions={"python": python_version(), **_package_versions()},
         command=command,
         retry_of=retry_of,
     )
+
+
+def _package_versions() -> dict[str, str]:
+    """Those that are there: some are optional."""
+    known = {}
+    for name in _RECORDED_PACKAGES:
+        with suppress(PackageNotFoundError):
+            known[name] = version(name)
+    return known
 
 
 def _record_start(ledger: Ledger, row: RunRow, planned: Planned, *, context: Context) -> None:

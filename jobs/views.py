@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -20,6 +19,8 @@ from jobs.prepare import Planned
 from jobs.progress import format_duration
 from jobs.runner import RunSummary
 from jobs.terminal import printable
+from manifests.job import Bucket
+from manifests.packing import RULE
 
 MAX_ROWS_SHOWN = 20
 
@@ -27,6 +28,7 @@ MAX_ROWS_SHOWN = 20
 def plan_facts(planned: Planned) -> dict[str, Any]:
     """The plan as JSON-ready data: totals, buckets, rejected rows, reasons."""
     plan = planned.plan
+    buckets = _bucket_facts(planned)
     return {
         "jobs": plan.jobs.num_rows + plan.reused.num_rows + plan.exhausted.num_rows,
         "to_render": plan.jobs.num_rows,
@@ -35,8 +37,8 @@ def plan_facts(planned: Planned) -> dict[str, Any]:
         "left_out": plan.left_out.num_rows,
         "rejected": plan.rejected.num_rows,
         "batches": plan.batches.num_rows,
-        "buckets": _bucket_facts(planned),
-        "expected_device_s": _expected_s(planned),
+        "buckets": buckets,
+        "expected_device_s": _expected_s(buckets),
         "render_again": _reason_counts(plan.jobs),
         "warnings": _counts(plan.jobs["warning"]),
         "rejected_rows": rejected_facts(plan.rejected),
@@ -53,38 +55,43 @@ def _bucket_facts(planned: Planned) -> list[dict[str, Any]]:
     facts = []
     for row in sums.sort_by("bucket").to_pylist():
         bucket = plan.buckets[row["bucket"]]
-        batch_s = planned.bucket_s.get(bucket.key)
+        slot_s = planned.bucket_s.get(bucket.key)
         facts.append(
             {
-                "bucket": bucket.key,
-                "model": bucket.model,
-                "revision": bucket.revision,
-                "preset": bucket.preset,
-                "width": bucket.width,
-                "height": bucket.height,
-                "num_frames": bucket.num_frames,
-                "steps": bucket.steps,
-                "guidance_scale": bucket.guidance_scale,
-                "guidance_scale_2": bucket.guidance_scale_2,
-                "flow_shift": bucket.flow_shift,
+                **bucket_settings(bucket),
                 "jobs": row["jobs_sum"],
                 "batches": row["number_count"],
                 "batch_size": row["size_max"],
                 "cap": row["cap_max"],
+                "cap_source": plan.cap_sources[row["bucket"]],
                 "fill_frac": row["jobs_sum"] / row["size_sum"],
-                "expected_device_s": None if batch_s is None else batch_s * row["number_count"],
+                "expected_device_s": None if slot_s is None else slot_s * row["size_sum"],
             }
         )
     return facts
 
 
-def _expected_s(planned: Planned) -> float | None:
+def bucket_settings(bucket: Bucket) -> dict[str, Any]:
+    """What a bucket is, JSON-ready."""
+    return {
+        "bucket": bucket.key,
+        "model": bucket.model,
+        "revision": bucket.revision,
+        "preset": bucket.preset,
+        "width": bucket.width,
+        "height": bucket.height,
+        "num_frames": bucket.num_frames,
+        "steps": bucket.steps,
+        "guidance_scale": bucket.guidance_scale,
+        "guidance_scale_2": bucket.guidance_scale_2,
+        "flow_shift": bucket.flow_shift,
+    }
+
+
+def _expected_s(buckets: Sequence[Mapping[str, Any]]) -> float | None:
     """Device seconds of the whole plan; None while a bucket of it was never rendered here."""
-    counts = Counter(planned.plan.batches["bucket"].to_pylist())
-    times = [planned.bucket_s.get(planned.plan.buckets[index].key) for index in counts]
-    if any(batch_s is None for batch_s in times):
-        return None
-    return sum(batch_s * num for batch_s, num in zip(times, counts.values(), strict=True) if batch_s)
+    times = [bucket["expected_device_s"] for bucket in buckets]
+    return None if None in times else sum(times)
 
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
@@ -154,11 +161,15 @@ def _bucket_table(buckets: list[dict[str, Any]]) -> Table:
             f"{bucket['guidance_scale']:g}" + (f"/{second:g}" if second is not None else ""),
             str(bucket["jobs"]),
             str(bucket["batches"]),
-            f"{bucket['batch_size']}/{bucket['cap']}",
+            f"{bucket['batch_size']}/{bucket['cap']}" + _cap_note(bucket["cap_source"]),
             f"{bucket['fill_frac']:.0%}",
             "unknown" if expected_s is None else format_duration(expected_s),
         )
     return table
+
+
+def _cap_note(source: str) -> str:
+    return "" if source == RULE else f" ({source})"
 
 
 def rejected_facts(rejected: pa.Table) -> list[dict[str, Any]]:

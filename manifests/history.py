@@ -40,13 +40,15 @@ class History:
     clips: id, fingerprint, file, model_revision, numerics (null: not known), present (the file is there);
     the latest last. failures: id, fingerprint, number (failed attempts so far), reason, one row each.
     previous: ids -> JOBS_SCHEMA's id and setting columns as last delivered, in any order, an id without
-    a clip left out. caps: Bucket.key -> cap lowered by running out of memory on this machine.
+    a clip left out. On this machine, by Bucket.key: probed: the cap that was measured, in place of the
+    model's own; caps: what running out of memory has lowered it to since.
     """
 
     clips: pa.Table
     failures: pa.Table
     previous: Callable[[pa.Array], pa.Table]
     caps: Mapping[str, int]
+    probed: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)

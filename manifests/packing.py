@@ -27,23 +27,36 @@ BATCHES_SCHEMA = pa.schema(
 )
 
 
+# Where a bucket's cap comes from: the model's rule, a measurement, or a batch that did not fit.
+RULE, PROBE, OUT_OF_MEMORY = "rule", "probe", "out of memory"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Packing:
     """order: rows of the jobs table in the order they are rendered. batches: BATCHES_SCHEMA, ranges of
-    that order; `bucket` indexes buckets."""
+    that order; `bucket` indexes buckets. cap_sources: of RULE, PROBE, OUT_OF_MEMORY, one for each bucket."""
 
     order: Ints
     buckets: tuple[Bucket, ...]
+    cap_sources: tuple[str, ...]
     batches: pa.Table
 
 
 def pack(
-    jobs: pa.Table, todo: Ints, *, model_spec: Callable[[str], ModelSpec], caps: Mapping[str, int]
+    jobs: pa.Table,
+    todo: Ints,
+    *,
+    model_spec: Callable[[str], ModelSpec],
+    probed: Mapping[str, int],
+    caps: Mapping[str, int],
 ) -> Packing:
     """Pack the rows `todo` of jobs. In a bucket, high priority comes first, then the manifest's order,
-    cut at the cap; batches come by the priority of their first job, then by model and bucket."""
+    cut at the cap; batches come by the priority of their first job, then by model and bucket.
+
+    probed, caps: as History has them."""
     buckets, bucket = _buckets(jobs, todo)
-    cap = np.array([_cap(one, model_spec=model_spec, caps=caps) for one in buckets], np.int64)
+    found = [_cap(one, model_spec=model_spec, probed=probed, caps=caps) for one in buckets]
+    cap = np.array([size for size, _ in found], np.int64)
     priority = jobs["priority"].to_numpy()[todo].astype(np.int64)
     by_bucket = np.lexsort((-priority, bucket))
     count = np.bincount(bucket, minlength=len(buckets))
@@ -71,6 +84,7 @@ def pack(
     return Packing(
         order=todo[by_bucket[rows]],
         buckets=buckets,
+        cap_sources=tuple(source for _, source in found),
         batches=pa.table(
             [
                 pa.array(column).cast(field.type)
@@ -95,10 +109,21 @@ def _next_power_of_two(count: Ints) -> Ints:
     return np.array([1 << (int(number) - 1).bit_length() for number in count], np.int64)
 
 
-def _cap(bucket: Bucket, *, model_spec: Callable[[str], ModelSpec], caps: Mapping[str, int]) -> int:
-    cap = model_spec(bucket.model).cap(bucket.width, bucket.height, bucket.num_frames)
+def _cap(
+    bucket: Bucket,
+    *,
+    model_spec: Callable[[str], ModelSpec],
+    probed: Mapping[str, int],
+    caps: Mapping[str, int],
+) -> tuple[int, str]:
+    """The bucket's cap and where it comes from."""
+    if bucket.key in probed:
+        cap, source = probed[bucket.key], PROBE
+    else:
+        cap, source = model_spec(bucket.model).cap(bucket.width, bucket.height, bucket.num_frames), RULE
     assert cap >= 1, f"{bucket.label}: a model that renders a size can render one clip of it"
-    return min(cap, caps.get(bucket.key, cap))
+    lowered = caps.get(bucket.key, cap)
+    return (lowered, OUT_OF_MEMORY) if lowered < cap else (cap, source)
 
 
 def _buckets(jobs: pa.Table, todo: Ints) -> tuple[tuple[Bucket, ...], Ints]:

@@ -30,11 +30,12 @@ class Plan:
     batches: packing.BATCHES_SCHEMA, row ranges of jobs. reused: JOBS_SCHEMA, `clip` (file name) and
     `reason`. exhausted: JOBS_SCHEMA and `reason`; `vgbatch retry` tries them again.
     left_out: JOBS_SCHEMA and `reason`, to be rendered but not chosen by --select or --limit.
-    rejected: REJECTED_SCHEMA.
+    rejected: REJECTED_SCHEMA. cap_sources: of each bucket's cap, of packing's RULE, PROBE, OUT_OF_MEMORY.
     """
 
     jobs: pa.Table
     buckets: tuple[Bucket, ...]
+    cap_sources: tuple[str, ...]
     batches: pa.Table
     reused: pa.Table
     exhausted: pa.Table
@@ -77,13 +78,14 @@ def plan(
     reused = np.flatnonzero(verdict.clip >= 0)
     wanted = np.flatnonzero((verdict.clip < 0) & ~verdict.exhausted)
     chosen = _limited(jobs, wanted[_selected(reading, select)[wanted]], limit)
-    packing = pack(jobs, chosen, model_spec=model_spec, caps=history.caps)
+    packing = pack(jobs, chosen, model_spec=model_spec, probed=history.probed, caps=history.caps)
     explained = jobs.append_column("reason", pa.chunked_array([verdict.reason]))
     clips = gather(history.clips.select(["file"]), verdict.clip[reused])["file"]
     kept = gather(explained, reused)
     return Plan(
         jobs=gather(explained, packing.order),
         buckets=packing.buckets,
+        cap_sources=packing.cap_sources,
         batches=packing.batches,
         reused=kept.add_column(jobs.num_columns, "clip", clips.cast(pa.string())),
         exhausted=gather(explained, np.flatnonzero(verdict.exhausted)),

@@ -5,8 +5,9 @@ Shapes: B clips, C latent channels, T latent frames, H and W sides (of latents, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -14,16 +15,21 @@ from manifests.errors import NonFiniteOutput, OutOfDeviceMemory
 from manifests.job import Batch, Bucket, Job
 from pipeline.config import EngineConfig, ModelSource, resolved
 from pipeline.devices import device_name
-from pipeline.frames import to_frames
+from pipeline.embeddings import encoder_revision
+from pipeline.frames import FrameCollector
+from pipeline.graph.attention_choice import backend_chooser
+from pipeline.memory.stepping import sample_batch, time_steps
 from pipeline.models.protocol import VideoModel
 from pipeline.models.wan import load_wan
 from pipeline.prompts import PromptCache
-from pipeline.rendering import RenderedClip, Rendering
-from pipeline.sampling.guidance import guided, uses_guidance
+from pipeline.rendering import RenderedClip, Rendering, StepTimes
+from pipeline.sampling.guidance import uses_guidance
 from pipeline.sampling.noise import initial_noise
 from pipeline.sampling.schedules import Step, make_schedule
 from pipeline.sampling.steppers import Stepper
 from pipeline.timing import StageClock
+
+T = TypeVar("T")
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -32,30 +38,29 @@ def build_engine(config: EngineConfig) -> Engine:
 
 
 class Engine:
-    """A Renderer with one model loaded at a time."""
+    """A Renderer, and a Prober, with one model loaded at a time."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = resolved(config)
         self.gpu_name = device_name(config.device)
+        self._backend_of = backend_chooser(
+            dtype=getattr(torch, self.config.dtype),
+            device=config.device,
+            file=self.config.attention_choices,
+        )
         self._loaded: tuple[ModelSource, VideoModel] | None = None
-        self._prompts = PromptCache()
+        self._prompts = PromptCache(self.config.embeddings)
         torch.backends.cudnn.deterministic = True
         if self.config.device != "cpu":
             torch.cuda.set_device(self.config.device)  # or the first card would hold a context for nothing
 
     def render(self, batch: Batch) -> Rendering:
         """Raises OutOfDeviceMemory when the batch does not fit, ModelError when weights cannot be fetched."""
-        try:
-            return self._render(batch)
-        except torch.OutOfMemoryError as error:
-            reason = str(error).partition("\n")[0]
-        # Past the handler, where nothing holds the failed batch's tensors any more: its halves need the room.
-        torch.cuda.empty_cache()
-        raise OutOfDeviceMemory(
-            f"{self.config.device} has too little memory for {batch.size} clips of {batch.bucket.label}: "
-            f"{reason}",
-            hint="ask for a smaller size or fewer frames",
-        )
+        return _within_memory(self._render, batch, device=self.config.device)
+
+    def probe(self, bucket: Bucket, *, size: int) -> StepTimes:
+        """How long a step of `size` clips takes. Raises as `render` does."""
+        return _within_memory(self._probe, sample_batch(bucket, size=size), device=self.config.device)
 
     @torch.inference_mode()
     def _render(self, batch: Batch) -> Rendering:
@@ -74,6 +79,12 @@ class Engine:
             )
         return Rendering(clips=clips, times=clock.times(), peak_memory_bytes=clock.peak_memory_bytes())
 
+    @torch.inference_mode()
+    def _probe(self, batch: Batch) -> StepTimes:
+        model = self._model(batch.bucket)
+        prompts, negatives = self._encode(model, batch)
+        return time_steps(model, batch.bucket, prompts, negatives, device=self.config.device)
+
     def _model(self, bucket: Bucket) -> VideoModel:
         source = self.config.models[bucket.model]
         assert source.revision == bucket.revision, (source, bucket)
@@ -85,6 +96,7 @@ class Engine:
                 device=self.config.device,
                 dtype=self.config.dtype,
                 vae_dtype=self.config.vae_dtype,
+                backend_of=self._backend_of,
             )
             self._loaded = (source, model)
         return self._loaded[1]
@@ -93,9 +105,10 @@ class Engine:
         """Prompts and negative prompts of every slot; no negatives where nothing is guided."""
         jobs = slots(batch)
         negatives = jobs if uses_guidance(batch.bucket.guidance_scale) else []
-        texts = [job.prompt for job in jobs], [job.negative_prompt for job in negatives]
-        prompts, negative_prompts = (self._prompts.encode(model, batch.bucket, column) for column in texts)
-        return prompts, negative_prompts
+        texts = [*(job.prompt for job in jobs), *(job.negative_prompt for job in negatives)]
+        encoder = encoder_revision(batch.bucket.revision, dtype=self.config.dtype, device_name=self.gpu_name)
+        encoded = self._prompts.encode(model, texts, encoder=encoder)
+        return encoded[: len(jobs)], encoded[len(jobs) :]
 
     def _denoise(
         self,
@@ -122,6 +135,19 @@ class Engine:
         return denoise(model, noise_BCTHW.to(self.config.device), schedule, stepper, prompts, negatives)
 
 
+def _within_memory(work: Callable[[Batch], T], batch: Batch, *, device: str) -> T:
+    try:
+        return work(batch)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("\n")[0]
+    # Past the handler, where nothing holds the failed batch's tensors any more: its halves need the room.
+    torch.cuda.empty_cache()
+    raise OutOfDeviceMemory(
+        f"{device} has too little memory for {batch.size} clips of {batch.bucket.label}: {reason}",
+        hint="ask for a smaller size or fewer frames",
+    )
+
+
 def slots(batch: Batch) -> list[Job]:
     """The batch's jobs, padded to its size with copies of the first."""
     return [*batch.jobs, *[batch.jobs[0]] * (batch.size - len(batch.jobs))]
@@ -136,31 +162,35 @@ def denoise(
     negatives: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """From noise to clean latents, in fp32, through the experts in turn."""
-    for expert, steps in groupby(schedule, key=lambda step: step.expert):
-        text = model.text_states(prompts, expert=expert)
-        negative_text = model.text_states(negatives, expert=expert) if negatives else None
-        for step in steps:
-            velocity_BCTHW = model.velocity(
-                latents_BCTHW, timestep=step.timestep, text_states=text, expert=expert
-            )
-            if step.guidance_scale != 1.0:
-                unguided_BCTHW = model.velocity(
-                    latents_BCTHW, timestep=step.timestep, text_states=negative_text, expert=expert
-                )
-                velocity_BCTHW = guided(velocity_BCTHW, unguided_BCTHW, scale=step.guidance_scale)
-            latents_BCTHW = stepper.step(velocity_BCTHW, timestep=step.timestep, latents_BCTHW=latents_BCTHW)
+    for expert, group in itertools.groupby(schedule, key=lambda step: step.expert):
+        steps = list(group)
+        timesteps = torch.stack([step.timestep for step in steps])
+        denoiser = model.denoiser(prompts, negatives, timesteps=timesteps, expert=expert)
+        for own_index, step in enumerate(steps):
+            velocity_BCTHW = denoiser(latents_BCTHW, index=own_index, guidance_scale=step.guidance_scale)
+            latents_BCTHW = stepper.step(velocity_BCTHW, index=step.index, latents_BCTHW=latents_BCTHW)
     return latents_BCTHW
 
 
 def finished_clip(model: VideoModel, job: Job, latents_1CTHW: torch.Tensor) -> RenderedClip:
     """Decode one clip to what its job asked for, or say that its numbers are not numbers."""
-    rgb_3FHW = model.decode(latents_1CTHW)
+    collector = FrameCollector(
+        width=job.width, height=job.height, num_frames=job.num_frames, device=str(latents_1CTHW.device)
+    )
     # The latents too, as the decoder clamps: an infinite one could come out as a plain white frame.
-    num_wrong = sum(int((~values.isfinite()).sum()) for values in (latents_1CTHW, rgb_3FHW))
-    if num_wrong:
+    num_wrong = _num_not_finite(latents_1CTHW)
+    for rgb_3FHW in model.decode(latents_1CTHW):
+        num_wrong += _num_not_finite(rgb_3FHW)
+        collector.add(rgb_3FHW)
+    frames = collector.frames()
+    if num_wrong > 0:
         error = NonFiniteOutput(
-            f"non-finite output: {num_wrong} values", hint="try another seed or a lower guidance_scale"
+            f"non-finite output: {int(num_wrong)} values", hint="try another seed or a lower guidance_scale"
         )
         return RenderedClip(job_id=job.id, frames=None, error=error)
-    frames = to_frames(rgb_3FHW, width=job.width, height=job.height, num_frames=job.num_frames)
     return RenderedClip(job_id=job.id, frames=frames)
+
+
+def _num_not_finite(values: torch.Tensor) -> torch.Tensor:
+    """On the device, so that nothing waits for it before the clip's end."""
+    return (~values.isfinite()).sum()

@@ -16,12 +16,70 @@ _CB_RANGE = 2 * (1 - _BLUE)
 _CR_RANGE = 2 * (1 - _RED)
 
 
+class FrameCollector:
+    """Takes a clip's RGB piece by piece and gives its I420 frames, copied while the device decodes on.
+
+    Each piece goes through pinned memory on a stream of its own; it is taken from there when the next one
+    comes, so that the device always has work before anything waits for it. width, height: even; the middle
+    of the picture and the first num_frames frames are kept, the rest is dropped.
+    """
+
+    def __init__(self, *, width: int, height: int, num_frames: int, device: str) -> None:
+        self._size = (width, height)
+        self._frames = np.empty((num_frames, height * 3 // 2, width), np.uint8)
+        self._num_taken = 0
+        self._copying = torch.cuda.Stream(device) if device != "cpu" else None
+        self._waiting: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def add(self, rgb_3FHW: torch.Tensor) -> None:
+        """RGB in [0, 1], at least as large as asked for; pieces in order."""
+        room = len(self._frames) - self._num_taken
+        if room == 0:
+            return
+        i420 = to_i420(_cropped(rgb_3FHW[:, :room], *self._size))
+        if self._copying is None:
+            self._take(i420)
+            return
+        earlier, self._waiting = self._waiting, self._copied(i420, self._copying)
+        self._wait_for(earlier)
+
+    def frames(self) -> npt.NDArray[np.uint8]:
+        """uint8 (num_frames, height * 3 // 2, width), once all pieces were added."""
+        self._wait_for(self._waiting)
+        self._waiting = None
+        assert self._num_taken == len(self._frames), (self._num_taken, len(self._frames))
+        return self._frames
+
+    def _copied(self, i420: torch.Tensor, stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
+        stream.wait_stream(torch.cuda.current_stream(i420.device))
+        with torch.cuda.stream(stream):
+            pinned = torch.empty(i420.shape, dtype=torch.uint8, pin_memory=True)
+            pinned.copy_(i420, non_blocking=True)
+            i420.record_stream(stream)
+            done = torch.cuda.Event()
+            done.record(stream)
+        return pinned, done
+
+    def _wait_for(self, piece: tuple[torch.Tensor, torch.cuda.Event] | None) -> None:
+        if piece is not None:
+            pinned, done = piece
+            done.synchronize()
+            self._take(pinned)
+
+    def _take(self, i420: torch.Tensor) -> None:
+        end = self._num_taken + len(i420)
+        self._frames[self._num_taken : end] = i420.numpy()
+        self._num_taken = end
+
+
 def to_frames(rgb_3FHW: torch.Tensor, *, width: int, height: int, num_frames: int) -> npt.NDArray[np.uint8]:
     """RGB in [0, 1], at least as large as asked for, as (num_frames, height * 3 // 2, width) I420.
 
     The middle of the picture and the first frames are kept. width, height: even.
     """
-    return to_i420(_cropped(rgb_3FHW, width, height)[:, :num_frames]).cpu().numpy()
+    collector = FrameCollector(width=width, height=height, num_frames=num_frames, device=str(rgb_3FHW.device))
+    collector.add(rgb_3FHW)
+    return collector.frames()
 
 
 def to_i420(rgb_3FHW: torch.Tensor) -> torch.Tensor:

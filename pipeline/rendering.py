@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manifests.errors import RenderError
-from manifests.job import Batch
+from manifests.job import Batch, Bucket
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,25 @@ class Rendering:
     peak_memory_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """step_s: median seconds of one denoising step of a whole batch, warmed up. peak_memory_bytes: of it."""
+
+    step_s: float
+    peak_memory_bytes: int
+
+
 class Renderer(Protocol):
     """What a worker drives. Raises OutOfDeviceMemory when the batch does not fit."""
 
     gpu_name: str
 
     def render(self, batch: Batch) -> Rendering: ...
+
+
+class Prober(Protocol):
+    """What a probe's worker drives. Raises OutOfDeviceMemory when so many clips do not fit."""
+
+    gpu_name: str
+
+    def probe(self, bucket: Bucket, *, size: int) -> StepTimes: ...

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.rows import AttemptRow, BatchRow, CapRow, ClipRow, RunRow
+from storage.rows import AttemptRow, BatchRow, CapRow, ClipRow, ProbeRow, RunRow
 
-Row = RunRow | BatchRow | AttemptRow | ClipRow | CapRow
+Row = RunRow | BatchRow | AttemptRow | ClipRow | CapRow | ProbeRow
 
 ROW_TYPES: dict[str, type[Row]] = {
     "runs": RunRow,
@@ -18,6 +18,7 @@ ROW_TYPES: dict[str, type[Row]] = {
     "attempts": AttemptRow,
     "clips": ClipRow,
     "caps": CapRow,
+    "probes": ProbeRow,
 }
 
 _ARROW_TYPES = {

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.arrow import to_arrow
-from storage.rows import ClipRow, RunRow, RunUpdate
+from storage.rows import CapRow, ClipRow, ProbeRow, RunRow, RunUpdate
 from storage.spool import Entry, Spool, rows_by_table, run_updates
 
 
@@ -40,6 +40,12 @@ def add_rejected(connection: Any, rejected: pa.Table, *, run_id: str) -> None:
 def add_clips(connection: Any, clips: Sequence[ClipRow]) -> None:
     if clips:
         _insert(connection, to_arrow(clips, table="clips"), into="clips")
+
+
+def add_probes(connection: Any, probes: Sequence[ProbeRow], caps: Sequence[CapRow]) -> None:
+    for table, rows in (("probes", probes), ("caps", caps)):
+        if rows:
+            _insert(connection, to_arrow(rows, table=table), into=table)
 
 
 def apply(connection: Any, entries: Sequence[Entry]) -> None:

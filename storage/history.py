@@ -82,17 +82,48 @@ def previous_settings(connection: Any, ids: pa.Array) -> pa.Table:
 
 
 def last_gpu_name(connection: Any) -> str | None:
-    """The card that rendered the latest batch."""
-    found = connection.sql("SELECT gpu_name FROM batches ORDER BY started_at DESC LIMIT 1").to_arrow_table()
+    """The card that rendered the latest batch, or was probed since."""
+    found = connection.sql(
+        """
+        SELECT gpu_name FROM (
+            SELECT gpu_name, started_at AS used_at FROM batches
+            UNION ALL SELECT gpu_name, recorded_at FROM probes
+        ) ORDER BY used_at DESC LIMIT 1
+        """
+    ).to_arrow_table()
     return found["gpu_name"][0].as_py() if found.num_rows else None
 
 
 def caps(connection: Any, *, gpu_name: str, numerics: str) -> dict[str, int]:
-    """Bucket key -> the lowest cap recorded on this card with these numerics."""
-    found = connection.sql(
+    """Bucket key -> the lowest cap that running out of memory has left since the bucket's last probe, on
+    this card with these numerics."""
+    return _caps(
+        connection,
         """
-        SELECT bucket, min(cap) AS cap FROM caps
-        WHERE gpu_name = $gpu_name AND numerics = $numerics GROUP BY bucket
+        SELECT bucket, min(mine.cap) AS cap FROM mine LEFT JOIN probed USING (bucket)
+        WHERE source = 'out of memory' AND recorded_at > coalesce(probed_at, '-infinity'::TIMESTAMPTZ)
+        GROUP BY bucket
+        """,
+        gpu_name=gpu_name,
+        numerics=numerics,
+    )
+
+
+def probed_caps(connection: Any, *, gpu_name: str, numerics: str) -> dict[str, int]:
+    """Bucket key -> the cap that its last probe chose on this card with these numerics."""
+    return _caps(connection, "SELECT bucket, cap FROM probed", gpu_name=gpu_name, numerics=numerics)
+
+
+def _caps(connection: Any, query: str, *, gpu_name: str, numerics: str) -> dict[str, int]:
+    """bucket and cap of a query over `mine`, and over `probed`: the last probe of each bucket."""
+    found = connection.sql(
+        f"""
+        WITH mine AS (FROM caps WHERE gpu_name = $gpu_name AND numerics = $numerics),
+        probed AS (
+            SELECT bucket, cap, recorded_at AS probed_at FROM mine WHERE source = 'probe'
+            QUALIFY row_number() OVER (PARTITION BY bucket ORDER BY recorded_at DESC) = 1
+        )
+        {query}
         """,
         params={"gpu_name": gpu_name, "numerics": numerics},
     ).to_arrow_table()
@@ -100,11 +131,11 @@ def caps(connection: Any, *, gpu_name: str, numerics: str) -> dict[str, int]:
 
 
 def bucket_times(connection: Any) -> dict[str, float]:
-    """Bucket key -> median device seconds of its done batches."""
+    """Bucket key -> median device seconds a slot of its done batches, whose size changes with the cap."""
     found = connection.sql(
-        "SELECT bucket, median(device_s) AS device_s FROM batches WHERE state = 'done' GROUP BY bucket"
+        "SELECT bucket, median(device_s / size) AS slot_s FROM batches WHERE state = 'done' GROUP BY bucket"
     ).to_arrow_table()
-    return dict(zip(found["bucket"].to_pylist(), found["device_s"].to_pylist(), strict=True))
+    return dict(zip(found["bucket"].to_pylist(), found["slot_s"].to_pylist(), strict=True))
 
 
 def pinned_revision(connection: Any, model: str) -> str | None:

@@ -17,13 +17,13 @@ from manifests.errors import Busy, LedgerError
 from storage import changes, checks, connection, history, standing
 from storage.filesystem import sync_folder
 from storage.overlay import overlay_spools
-from storage.rows import ClipRow, Outcome, RunRow, RunUpdate
+from storage.rows import CapRow, ClipRow, Outcome, ProbeRow, RunRow, RunUpdate
 from storage.schema import migrate, require_current
 from storage.spool import Entry, Spool, list_spools, remove_spools
 
 T = TypeVar("T")
 
-TABLES = ("runs", "jobs", "batches", "attempts", "clips", "caps", "flushes")
+TABLES = ("runs", "jobs", "batches", "attempts", "clips", "caps", "probes", "flushes")
 
 
 class Ledger:
@@ -101,6 +101,10 @@ class Ledger:
             [RunUpdate(run_id=run_id, ended_at=ended_at, state=state, exit_code=exit_code, device_s=device_s)]
         )
 
+    def add_probes(self, probes: Sequence[ProbeRow], *, caps: Sequence[CapRow] = ()) -> None:
+        """Records what `vgbatch probe` measured, and what it chose."""
+        self._write(lambda ledger: changes.add_probes(ledger, probes, caps), patience_s=connection.PATIENCE_S)
+
     def close_dead_runs(self, *, at: datetime) -> list[str]:
         """Marks runs still `running` as killed, ended at their last heartbeat (`at` if that is later).
 
@@ -119,13 +123,16 @@ class Ledger:
         return self._read(history.failures)
 
     def failed_jobs(self) -> pa.Table:
-        return self._read(history.failed_jobs)
+        return self._read(history.failed_jobs, or_older=True)
 
     def previous_settings(self, ids: pa.Array) -> pa.Table:
         return self._read(lambda ledger: history.previous_settings(ledger, ids))
 
     def caps(self, *, gpu_name: str, numerics: str) -> dict[str, int]:
         return self._read(lambda ledger: history.caps(ledger, gpu_name=gpu_name, numerics=numerics))
+
+    def probed_caps(self, *, gpu_name: str, numerics: str) -> dict[str, int]:
+        return self._read(lambda ledger: history.probed_caps(ledger, gpu_name=gpu_name, numerics=numerics))
 
     def bucket_times(self) -> dict[str, float]:
         return self._read(history.bucket_times)
@@ -134,12 +141,12 @@ class Ledger:
         return self._read(history.last_gpu_name)
 
     def pinned_revision(self, model: str) -> str | None:
-        return self._read(lambda ledger: history.pinned_revision(ledger, model))
+        return self._read(lambda ledger: history.pinned_revision(ledger, model), or_older=True)
 
     # What people, reports and pipelines read.
 
     def last_run(self, *, of_manifest: bool = False) -> dict[str, Any] | None:
-        return self._read(lambda ledger: standing.last_run(ledger, of_manifest=of_manifest))
+        return self._read(lambda ledger: standing.last_run(ledger, of_manifest=of_manifest), or_older=True)
 
     def counts(self, run_id: str) -> dict[str, int]:
         return self._read(lambda ledger: standing.counts(ledger, run_id))
@@ -167,10 +174,11 @@ class Ledger:
         with connection.visit(path, read_only=False, patience_s=connection.PATIENCE_S) as ledger:
             migrate(ledger, path=self.path)
 
-    def _read(self, query: Callable[[Any], T]) -> T:
+    def _read(self, query: Callable[[Any], T], *, or_older: bool = False) -> T:
+        """or_older: also of a ledger that `run` has yet to bring up to date, as it asks before it may."""
         self._require_exists()
         with connection.visit(self.path, read_only=True, patience_s=connection.PATIENCE_S) as ledger:
-            require_current(ledger, path=self.path)
+            require_current(ledger, path=self.path, or_older=or_older)
             overlay_spools(ledger, ledger=self.path)
             return query(ledger)
 

@@ -60,4 +60,17 @@ def m001_first_light(connection: Any) -> None:
     )
 
 
-MIGRATIONS: tuple[Migration, ...] = (m001_first_light,)
+def m002_probes(connection: Any) -> None:
+    connection.execute(
+        """
+        CREATE TABLE probes (
+            probe_id VARCHAR, bucket VARCHAR, model VARCHAR, model_revision VARCHAR, preset VARCHAR,
+            render_width INTEGER, render_height INTEGER, render_frames INTEGER, steps INTEGER,
+            guidance_scale DOUBLE, gpu_name VARCHAR, numerics VARCHAR, size INTEGER, clip_step_s DOUBLE,
+            peak_memory_bytes BIGINT, recorded_at TIMESTAMPTZ
+        );
+        """
+    )
+
+
+MIGRATIONS: tuple[Migration, ...] = (m001_first_light, m002_probes)

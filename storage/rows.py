@@ -122,13 +122,39 @@ class ClipRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapRow:
-    """The largest batch that worked for a bucket on a card. source: `out of memory`."""
+    """The largest batch worth running for a bucket on a card. source: `probe`, which measured it, or
+    `out of memory`, which lowers what was known before.
+    """
 
     bucket: str
     gpu_name: str
     numerics: str
     cap: int
     source: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeRow:
+    """One batch size that a probe tried. probe_id: of one `vgbatch probe`. clip_step_s: seconds a clip and
+    denoising step, None where memory ran out. peak_memory_bytes: of the steps, 0 where it ran out.
+    """
+
+    probe_id: str
+    bucket: str
+    model: str
+    model_revision: str
+    preset: str
+    render_width: int
+    render_height: int
+    render_frames: int
+    steps: int
+    guidance_scale: float
+    gpu_name: str
+    numerics: str
+    size: int
+    clip_step_s: float | None
+    peak_memory_bytes: int
     recorded_at: datetime
 
 

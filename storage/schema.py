@@ -30,13 +30,16 @@ def migrate(connection: Any, *, path: Path) -> None:
         connection.execute("CHECKPOINT")
 
 
-def require_current(connection: Any, *, path: Path) -> None:
-    """Raises LedgerError for a file that is no ledger, or one of another version of the program."""
+def require_current(connection: Any, *, path: Path, or_older: bool = False) -> None:
+    """Raises LedgerError for a file that is no ledger, or one of another version of the program.
+
+    or_older: an older one will do, for queries that the first schema can answer.
+    """
     if not _rows(connection, "SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_migrations'"):
         raise _not_a_ledger(path)
     version = _version(connection)
     _refuse_newer(version, path=path)
-    if version < len(MIGRATIONS):
+    if version < len(MIGRATIONS) and not or_older:
         raise LedgerError(
             f"the ledger {path} has schema {version}, this vgbatch needs {len(MIGRATIONS)}",
             hint="`vgbatch run` brings it up to date",

@@ -1,6 +1,7 @@
 """An engine without a model: frames depend on the seed alone. Knobs make it fail in every known way.
 
-Every batch it is given goes to `log` as one JSON line: ids, settings, size, model calls.
+Every batch it is given goes to `log` as one JSON line: ids, settings, size, model calls. So does every size
+of a bucket that it is to probe.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ import numpy as np
 
 import jobs.worker
 from manifests.errors import NonFiniteOutput, OutOfDeviceMemory, OutOfSpace
-from manifests.job import Batch, Job
-from pipeline.rendering import RenderedClip, Rendering, StageTimes
+from manifests.job import Batch, Bucket, Job
+from pipeline.rendering import RenderedClip, Rendering, StageTimes, StepTimes
 from storage.video import ClipMetadata, EncodedClip, encode_clip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
-    """Which ids misbehave, and how. Files named by `once` make a fault happen only while they exist."""
+    """Which ids misbehave, and how. Files named by `once` make a fault happen only while they exist.
+
+    A probe finds the seconds a clip and step of clip_step_s, by batch size, and GiB as many as the size.
+    """
 
     log: Path | None = None
     raise_on: frozenset[str] = frozenset()
@@ -43,10 +47,23 @@ class Knobs:
     remove_folder: Path | None = None
     remove_file: Path | None = None
     no_space_on: frozenset[str] = frozenset()
+    clip_step_s: Mapping[int, float] = field(default_factory=lambda: {1: 1.0, 2: 0.5, 4: 0.4, 8: 0.4})
+    hang_at_size: int | None = None
+    exit_at_size: int | None = None
 
     def renderer(self) -> Any:
         """A picklable factory for workers."""
         return partial(FakeEngine, knobs=self)
+
+    def step_timer(self) -> Any:
+        """The same for a probe's worker."""
+        return partial(_step_timer, knobs=self)
+
+
+def _step_timer(device: str, *, knobs: Knobs) -> Any:
+    from jobs.probing import StepTimer  # the workers of most tests start faster without its imports
+
+    return StepTimer(FakeEngine(device, knobs=knobs))
 
 
 class FakeEngine:
@@ -70,6 +87,17 @@ class FakeEngine:
             times=StageTimes(load_s=0.0, encode_s=0.0, denoise_s=0.001, decode_s=0.0),
             peak_memory_bytes=1,
         )
+
+    def probe(self, bucket: Bucket, *, size: int) -> StepTimes:
+        self._append({"probe": bucket.label, "size": size})
+        knobs = self._knobs
+        if knobs.max_batch is not None and size > knobs.max_batch:
+            raise OutOfDeviceMemory(f"out of memory at batch size {size}")
+        if size == knobs.hang_at_size:
+            threading.Event().wait()
+        if size == knobs.exit_at_size:
+            os._exit(1)
+        return StepTimes(step_s=size * knobs.clip_step_s[size], peak_memory_bytes=size * 2**30)
 
     def _misbehave(self, batch: Batch, ids: set[str]) -> None:
         knobs = self._knobs
@@ -100,8 +128,6 @@ class FakeEngine:
         return RenderedClip(job_id=job.id, frames=frames_of(job, num_frames=num_frames))
 
     def _write_log(self, batch: Batch) -> None:
-        if self._knobs.log is None:
-            return
         bucket = batch.bucket
         calls = bucket.steps * (2 if bucket.guidance_scale > 1 else 1)
         entry = {
@@ -113,6 +139,11 @@ class FakeEngine:
             "flow_shift": bucket.flow_shift,
             "model_calls": calls,
         }
+        self._append(entry)
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        if self._knobs.log is None:
+            return
         with open(self._knobs.log, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 

@@ -106,6 +106,7 @@ def history_of(
     clips: dict[str, Any] | None = None,
     failures: list[dict[str, Any]] | None = None,
     caps: dict[str, int] | None = None,
+    probed: dict[str, int] | None = None,
 ) -> History:
     """A history in which every job of reading was delivered; clips: columns to replace in it."""
     delivered = CLIPS.empty_table()
@@ -125,6 +126,7 @@ def history_of(
         failures=pa.Table.from_pylist(failures or [], schema=FAILURES),
         previous=lambda ids: jobs.filter(pa.compute.is_in(jobs["id"], value_set=ids)),
         caps=caps or {},
+        probed=probed or {},
     )
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from transformers import UMT5Config, UMT5EncoderModel
 
 from manifests.job import Batch, Bucket, Job
 from pipeline.config import EngineConfig
 from pipeline.engine import Engine
 from pipeline.models.resolve import ResolvedModel
-from pipeline.models.tiny.build import build_text_encoder, build_tokenizer, heed_text, spread_colours
+from pipeline.models.tiny.tokenizer import build_tokenizer
 
 WORDS = ["the", "cat", "walks", "over", "red", "roof", "under", "blue", "sky", "slowly"]
 SHORT = "the red cat"
@@ -29,10 +30,10 @@ def build_checkpoint(folder: Path, kind: str) -> Path:
     vae = _residual_vae() if kind == "ti2v" else _plain_vae()
     experts = [_transformer(vae.config.z_dim) for _ in range(2 if kind == "a14b" else 1)]
     with torch.no_grad():
-        spread_colours(vae)
+        _spread_colours(vae)
     pipeline = WanPipeline(
         tokenizer=tokenizer,
-        text_encoder=build_text_encoder(len(tokenizer), channels=TEXT_CHANNELS),
+        text_encoder=_text_encoder(len(tokenizer)),
         vae=vae,
         scheduler=UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
@@ -44,6 +45,20 @@ def build_checkpoint(folder: Path, kind: str) -> Path:
     )
     pipeline.save_pretrained(folder)
     return folder
+
+
+def _text_encoder(num_tokens: int) -> Any:
+    """A umT5 encoder of two layers, whose output differs clearly from token to token."""
+    config = UMT5Config(
+        vocab_size=num_tokens,
+        d_model=TEXT_CHANNELS,
+        d_kv=16,
+        num_heads=TEXT_CHANNELS // 16,
+        d_ff=2 * TEXT_CHANNELS,
+        num_layers=2,
+        feed_forward_proj="gated-gelu",
+    )
+    return UMT5EncoderModel(config).eval()
 
 
 def _transformer(channels: int) -> Any:
@@ -59,10 +74,24 @@ def _transformer(channels: int) -> Any:
         rope_max_seq_len=64,
     )
     with torch.no_grad():
-        heed_text(transformer)
+        _heed_text(transformer)
         for parameter in transformer.parameters():  # no weight of one and no bias of zero may hide a mistake
             parameter.add_(0.05 * torch.randn_like(parameter))
     return transformer
+
+
+def _heed_text(transformer: Any) -> None:
+    """Make the text count: by chance, a prompt's few tokens drown among 500 rows of padding."""
+    embedder = transformer.condition_embedder.text_embedder
+    silent = [embedder.linear_1, embedder.linear_2]
+    for block in transformer.blocks:
+        cross = block.attn2
+        silent += [cross.to_k, cross.to_v]  # with no bias anywhere, padding has no key and no value
+        cross.norm_q.weight.mul_(3)
+        cross.norm_k.weight.mul_(3)
+        cross.to_out[0].weight.mul_(6)
+    for linear in silent:
+        linear.bias.zero_()
 
 
 def _plain_vae() -> Any:
@@ -89,6 +118,19 @@ def _residual_vae() -> Any:
         patch_size=2,
         scale_factor_spatial=16,
     )
+
+
+def _spread_colours(vae: Any) -> None:
+    """Scale the decoder's last layer so that noise decodes to the middle of the range, well spread."""
+    output = vae.decoder.conv_out
+    output.weight.mul_(0.05)  # far from where the decoder clamps, so that the spread can be measured
+    video = vae.decode(torch.randn(1, vae.config.z_dim, 3, 8, 8)).sample
+    rows_per_colour = output.out_channels // 3  # the pixels of a patch, where the VAE has them
+    spread, middle = (
+        statistic.repeat_interleave(rows_per_colour) for statistic in torch.std_mean(video, dim=(0, 2, 3, 4))
+    )
+    output.weight.mul_((0.4 / spread).view(-1, 1, 1, 1, 1))
+    output.bias.sub_(middle).mul_(0.4 / spread)
 
 
 def make_engine(model: ResolvedModel) -> Engine:

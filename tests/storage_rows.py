@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from manifests.table import JOBS_SCHEMA, REJECTED_SCHEMA
 from storage.ledger import Ledger
-from storage.rows import AttemptRow, BatchRow, CapRow, ClipRow, Outcome, RunRow
+from storage.rows import AttemptRow, BatchRow, CapRow, ClipRow, Outcome, ProbeRow, RunRow
 
 NIGHT = datetime(2026, 11, 1, 5, 30, tzinfo=UTC)
 PLAN_SCHEMA = JOBS_SCHEMA.append(pa.field("reason", pa.string()))
@@ -177,6 +177,28 @@ def clip(id: str, **changes: Any) -> ClipRow:
 def cap_row(bucket: str, cap: int, **changes: Any) -> CapRow:
     row = CapRow(
         bucket=bucket, gpu_name="H200", numerics="n1", cap=cap, source="out of memory", recorded_at=at(5)
+    )
+    return replace(row, **changes)
+
+
+def probe_row(bucket: str, **changes: Any) -> ProbeRow:
+    row = ProbeRow(
+        probe_id="p1",
+        bucket=bucket,
+        model="tiny",
+        model_revision="rev1",
+        preset="exact",
+        render_width=64,
+        render_height=64,
+        render_frames=5,
+        steps=4,
+        guidance_scale=5.0,
+        gpu_name="H200",
+        numerics="n1",
+        size=1,
+        clip_step_s=0.25,
+        peak_memory_bytes=2**40,
+        recorded_at=at(5),
     )
     return replace(row, **changes)
 

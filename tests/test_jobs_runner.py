@@ -6,7 +6,9 @@ import pytest
 
 from jobs.prepare import Selection
 from jobs.reporting import make_report
-from manifests.errors import ManifestError, RunError
+from manifests.errors import LedgerError, ManifestError, RunError
+from storage import schema
+from storage.ledger import Ledger
 from storage.probe import probe
 from tests.fake_engine import Knobs, read_log
 from tests.run_cases import clips_list, leftovers, mp4s, planned, query, render, rows_of, settings_for
@@ -49,6 +51,16 @@ def test_a_changed_prompt_is_rendered_again_and_says_so(tmp_path):
     render(tmp_path, rows)
     assert (tmp_path / "out" / first).exists()
     assert clips_list(tmp_path)["a"]["path"] != first
+
+
+def test_a_run_brings_an_older_ledger_up_to_date(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        Ledger(tmp_path / "out" / "vgbatch.duckdb").create()
+    with pytest.raises(LedgerError, match="has schema 1"):
+        planned(tmp_path, rows_of("a"))
+    assert render(tmp_path, rows_of("a")).num_delivered == 1
+    assert planned(tmp_path, rows_of("a")).plan.reused.num_rows == 1
 
 
 def test_a_deleted_file_is_rendered_again(tmp_path):

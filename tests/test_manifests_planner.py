@@ -72,6 +72,23 @@ def test_memory_lowers_a_cap_and_never_raises_it(tmp_path: Path) -> None:
         assert set(made.batches["cap"].to_pylist()) == {cap}
 
 
+def test_a_measured_cap_takes_the_place_of_the_rule_and_memory_may_lower_it_too(tmp_path: Path) -> None:
+    reading = read_columns(tmp_path, {"seed": list(range(8))})
+    (bucket,) = plan_of(reading).buckets
+    for probed, lowered, cap, source in (
+        ({}, {}, 4, "rule"),
+        ({}, {bucket.key: 2}, 2, "out of memory"),
+        ({bucket.key: 16}, {}, 16, "probe"),
+        ({bucket.key: 1}, {}, 1, "probe"),
+        ({bucket.key: 16}, {bucket.key: 8}, 8, "out of memory"),
+        ({bucket.key: 16}, {bucket.key: 32}, 16, "probe"),
+        ({"another": 1}, {"another": 1}, 4, "rule"),
+    ):
+        made = plan_of(reading, history_of(probed=probed, caps=lowered))
+        assert set(made.batches["cap"].to_pylist()) == {cap}
+        assert made.cap_sources == (source,)
+
+
 def test_the_model_is_asked_for_the_cap_of_the_rendered_shape(tmp_path: Path) -> None:
     asked: list[tuple[int, int, int]] = []
 

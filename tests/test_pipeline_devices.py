@@ -32,12 +32,12 @@ def test_versions_name_what_decides_the_pixels() -> None:
     assert known["cuda"] == (torch.version.cuda or "none")
 
 
-def test_auto_precision_is_full_on_the_cpu_and_half_on_a_card_but_for_the_vae() -> None:
+def test_auto_precision_is_full_on_the_cpu_and_half_on_a_card() -> None:
     on_cpu = resolved(EngineConfig(device="cpu", models={}))
     on_card = resolved(EngineConfig(device="cuda:1", models={}))
     asked = resolved(EngineConfig(device="cpu", models={}, dtype="bfloat16"))
     assert (on_cpu.dtype, on_card.dtype, asked.dtype) == ("float32", "bfloat16", "bfloat16")
-    assert on_card.vae_dtype == "float32"
+    assert (on_cpu.vae_dtype, on_card.vae_dtype) == ("float32", "bfloat16")
     assert resolved(on_card) is on_card
 
 

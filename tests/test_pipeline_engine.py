@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pipeline.engine import Engine, build_engine, finished_clip
 from pipeline.frames import to_frames
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.wan import WanModel
+from pipeline.models.wan_transformer import WanTransformer
 from tests.pipeline_checkpoints import (
     LONG,
     SHORT,
@@ -68,9 +70,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     videos: list[torch.Tensor] = []
     decode = WanModel.decode
 
-    def kept(self: WanModel, latents: torch.Tensor) -> torch.Tensor:
-        videos.append(decode(self, latents))
-        return videos[-1]
+    def kept(self: WanModel, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+        pieces = list(decode(self, latents))
+        videos.append(torch.cat(pieces, dim=1))
+        return iter(pieces)
 
     monkeypatch.setattr(WanModel, "decode", kept)
     return videos
@@ -78,15 +81,18 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 @pytest.fixture
 def velocity_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The expert of every model call."""
+    """The expert of every velocity that is computed, in the order in which experts come to work."""
     calls: list[int] = []
-    velocity = WanModel.velocity
+    experts: list[WanTransformer] = []
+    forward = WanTransformer.__call__
 
-    def counted(self: WanModel, latents: torch.Tensor, **settings: Any) -> torch.Tensor:
-        calls.append(settings["expert"])
-        return velocity(self, latents, **settings)
+    def counted(self: WanTransformer, *args: Any, **settings: Any) -> list[torch.Tensor]:
+        if self not in experts:
+            experts.append(self)
+        calls.extend([experts.index(self)] * len(settings["texts"]))
+        return forward(self, *args, **settings)
 
-    monkeypatch.setattr(WanModel, "velocity", counted)
+    monkeypatch.setattr(WanTransformer, "__call__", counted)
     return calls
 
 
@@ -241,8 +247,8 @@ def test_a_non_finite_clip_fails_alone(case: Case, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_non_finite_latent_counts_even_where_the_decoder_clamps_it(value: float) -> None:
     class Clamping:
-        def decode(self, latents: torch.Tensor) -> torch.Tensor:
-            return torch.ones(3, 9, 64, 64)
+        def decode(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+            yield torch.ones(3, 9, 64, 64)
 
     job = make_job(resolve_model("builtin"))
     latents = torch.zeros(1, 4, 3, 8, 8)
@@ -254,7 +260,7 @@ def test_a_non_finite_latent_counts_even_where_the_decoder_clamps_it(value: floa
 def test_out_of_device_memory_is_told_apart_and_leaves_the_engine_usable(
     t2v: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: WanModel, latents: torch.Tensor) -> torch.Tensor:
+    def full(self: WanModel, latents: torch.Tensor) -> Iterator[torch.Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore of it")
 
     batch = make_batch(t2v.model, *four_jobs(t2v.model))
@@ -266,7 +272,7 @@ def test_out_of_device_memory_is_told_apart_and_leaves_the_engine_usable(
 
 
 def test_other_errors_of_a_model_keep_their_type(t2v: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: WanModel, latents: torch.Tensor) -> torch.Tensor:
+    def broken(self: WanModel, latents: torch.Tensor) -> Iterator[torch.Tensor]:
         raise ArithmeticError("device-side assert")
 
     monkeypatch.setattr(WanModel, "decode", broken)
@@ -279,9 +285,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     encode = WanModel.encode
 
-    def counted(self: WanModel, prompt: str) -> torch.Tensor:
-        texts.append(prompt)
-        return encode(self, prompt)
+    def counted(self: WanModel, prompts: Sequence[str]) -> list[torch.Tensor]:
+        texts.extend(prompts)
+        return encode(self, prompts)
 
     monkeypatch.setattr(WanModel, "encode", counted)
     return texts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.frames import to_frames, to_i420
+from pipeline.frames import FrameCollector, to_frames, to_i420
 
 
 def flat(red: float, green: float, blue: float, *, width: int = 8, height: int = 6) -> torch.Tensor:
@@ -88,3 +88,20 @@ def test_half_precision_is_converted_in_full_precision() -> None:
 def test_a_size_larger_than_what_was_rendered_is_a_bug() -> None:
     with pytest.raises(AssertionError):
         to_frames(flat(0, 0, 0), width=10, height=6, num_frames=1)
+
+
+@pytest.mark.parametrize("device", ["cpu", *(["cuda:0"] if torch.cuda.is_available() else [])])
+@pytest.mark.parametrize("sizes", [(1, 4, 4), (3, 3, 3), (9,), (2, 5, 1, 1)], ids=str)
+def test_a_clip_in_pieces_is_the_clip(sizes: tuple[int, ...], device: str) -> None:
+    rgb = torch.rand((3, 9, 10, 12), generator=torch.Generator().manual_seed(2)).to(device)
+    collector = FrameCollector(width=8, height=6, num_frames=8, device=device)
+    for piece in rgb.split(sizes, dim=1):
+        collector.add(piece)
+    assert np.array_equal(collector.frames(), to_frames(rgb, width=8, height=6, num_frames=8))
+
+
+def test_a_clip_with_too_few_frames_is_a_bug() -> None:
+    collector = FrameCollector(width=8, height=6, num_frames=3, device="cpu")
+    collector.add(flat(0, 0, 0))
+    with pytest.raises(AssertionError):
+        collector.frames()

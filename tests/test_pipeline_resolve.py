@@ -265,15 +265,15 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another scheduler": (
         lambda folder: edit(folder / "scheduler" / "scheduler_config.json", _class_name="DDIMScheduler"),
-        "`DDIMScheduler` is not one of UniPCMultistepScheduler",
+        "is 'DDIMScheduler', not UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler",
     ),
     "no flow matching": (
         lambda folder: edit(folder / "scheduler" / "scheduler_config.json", use_flow_sigmas=False),
-        "flow matching",
+        "use_flow_sigmas of the checkpoint's scheduler is False, not True",
     ),
     "dynamic shifting": (
         lambda folder: edit(folder / "scheduler" / "scheduler_config.json", use_dynamic_shifting=True),
-        "shifts by image size",
+        "use_dynamic_shifting of the checkpoint's scheduler is True, not off",
     ),
 }
 

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from diffusers.utils.torch_utils import randn_tensor
 
 from pipeline.sampling.guidance import guided, uses_guidance
 from pipeline.sampling.noise import initial_noise
 from pipeline.sampling.schedules import make_schedule
-from pipeline.sampling.steppers import Stepper
 
 SHAPE = (4, 3, 8, 10)
 SEEDS = [0, 1, 2**31, 2**53 + 1, 2**63 - 1]
@@ -33,26 +31,6 @@ def test_neighbouring_seeds_give_unrelated_noise() -> None:
     first, second, far = initial_noise([2**63 - 1, 2**63 - 2, 7], shape_CTHW=SHAPE).flatten(1)
     correlations = torch.corrcoef(torch.stack([first, second, far])) - torch.eye(3)
     assert correlations.abs().max() < 0.15
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 8, 50])
-@pytest.mark.parametrize("kind", [UniPCMultistepScheduler, FlowMatchEulerDiscreteScheduler])
-def test_a_stepper_takes_the_steps_of_its_scheduler(kind: type, steps: int) -> None:
-    if kind is UniPCMultistepScheduler:
-        settings = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
-        scheduler = kind(flow_shift=5.0, **settings)
-        config = dict(kind(flow_shift=1.0, **settings).config)
-    else:
-        scheduler, config = kind(shift=5.0), dict(kind(shift=1.0).config)
-    stepper = Stepper(config | {"_class_name": kind.__name__}, flow_shift=5.0, steps=steps, device="cpu")
-    scheduler.set_timesteps(steps)
-    assert torch.equal(stepper.timesteps, scheduler.timesteps)
-    ours = theirs = initial_noise([1, 2], shape_CTHW=SHAPE)
-    for timestep in scheduler.timesteps:
-        ours = stepper.step(0.5 * ours.sin(), timestep=timestep, latents_BCTHW=ours)
-        theirs = scheduler.step(0.5 * theirs.sin(), timestep, theirs).prev_sample
-    assert torch.equal(ours, theirs)
-    assert ours.isfinite().all()
 
 
 def schedule(*, boundary: float | None, scales: tuple[float, float | None]) -> list[tuple[int, float]]:

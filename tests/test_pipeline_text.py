@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from pipeline.models import resolve
 from pipeline.models.text import TokenCounter, clean_prompt
-from pipeline.models.tiny.build import build_tokenizer
+from pipeline.models.tiny.tokenizer import build_tokenizer
 from tests.pipeline_checkpoints import WORDS
 
 BUILTIN_TOKENIZER = Path(resolve.__file__).with_name("tiny") / "tokenizer"

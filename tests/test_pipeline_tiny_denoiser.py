@@ -17,7 +17,7 @@ from pipeline.models.tiny.networks import (
     make_transformer,
 )
 from pipeline.models.tiny.text_encoder import encode_text, relative_buckets
-from pipeline.models.wan import _zero_padded
+from pipeline.models.wan import _text_keys
 from pipeline.models.wan_transformer import WanTransformer
 
 PROMPTS = ["A red circle moves left", "", "字 and a tiny blue square, seen from above " * 2]
@@ -61,11 +61,13 @@ def test_text_and_velocity_are_what_the_engine_computes(sizes: Sizes) -> None:
     )
     trained = unpatchify(patches, frames=3, height=8, width=12).permute(0, 4, 1, 2, 3)
     engine = WanTransformer(transformer)
+    tables = engine.step_tables(timesteps)
     for index, prompt in enumerate(prompts):
-        wanted = engine(
+        (wanted,) = engine(
             latents[index : index + 1],
-            timestep=timesteps[index],
-            text_states=engine.text_states(_zero_padded(prompt)[None]),
+            blocks_L6D=tables.blocks_SL6D[index],
+            head_2D=tables.head_S2D[index],
+            texts=[_text_keys(engine, [prompt])],
         )
         assert wanted.std() > 0.1
         assert (trained[index] - wanted[0]).abs().max() < 1e-4

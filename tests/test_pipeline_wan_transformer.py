@@ -42,9 +42,18 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def ours(module: Any) -> torch.Tensor:
-    latents, text, timestep = inputs()
-    transformer = WanTransformer(module)
-    return transformer(latents, timestep=timestep, text_states=transformer.text_states(text))
+    return forward(WanTransformer(module))
+
+
+def forward(transformer: WanTransformer) -> torch.Tensor:
+    device = transformer.module.patch_embedding.weight.device
+    latents, text, timestep = (tensor.to(device) for tensor in inputs())
+    keys = transformer.text_keys(text, torch.full((2,), text.shape[1], dtype=torch.int32, device=device))
+    tables = transformer.step_tables(timestep[None])
+    (velocity,) = transformer(
+        latents, blocks_L6D=tables.blocks_SL6D[0], head_2D=tables.head_S2D[0], texts=[keys]
+    )
+    return velocity
 
 
 def theirs(module: Any, *, per_token: bool = False) -> torch.Tensor:
@@ -81,21 +90,23 @@ def test_in_bfloat16_it_is_no_further_from_float32_than_diffusers_is(tmp_path: P
     assert error <= 1.1 * allowed
 
 
-def test_text_states_of_a_prompt_do_not_depend_on_its_neighbours() -> None:
+def test_text_keys_of_a_prompt_do_not_depend_on_its_neighbours() -> None:
     transformer = WanTransformer(make_module())
     _, text, _ = inputs()
-    together, alone = transformer.text_states(text), transformer.text_states(text[1:])
-    for (keys, values), (keys_alone, values_alone) in zip(together, alone, strict=True):
-        torch.testing.assert_close(keys[1:], keys_alone, rtol=0, atol=1e-5)
-        torch.testing.assert_close(values[1:], values_alone, rtol=0, atol=1e-5)
+    counts = torch.tensor([21, 21], dtype=torch.int32)
+    for together, alone in zip(
+        transformer.text_keys(text, counts), transformer.text_keys(text[1:], counts[1:]), strict=True
+    ):
+        torch.testing.assert_close(together.k_BMHK[1:], alone.k_BMHK, rtol=0, atol=1e-5)
+        torch.testing.assert_close(together.v_BMHK[1:], alone.v_BMHK, rtol=0, atol=1e-5)
 
 
 def test_it_computes_with_the_modules_own_weights() -> None:
     module = make_module()
     transformer = WanTransformer(module)
-    latents, text, timestep = inputs()
     for parameter in module.parameters():
         parameter.mul_(0.9)
-    changed = transformer(latents, timestep=timestep, text_states=transformer.text_states(text))
     expected = theirs(module)
-    torch.testing.assert_close(changed, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        forward(transformer), expected, rtol=0, atol=1e-5 * float(expected.abs().max())
+    )

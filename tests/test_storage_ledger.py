@@ -23,6 +23,7 @@ from tests.storage_rows import (
     new_ledger,
     outcome,
     plan,
+    probe_row,
     rejected,
     run_row,
     start,
@@ -245,6 +246,21 @@ def test_the_lowest_cap_of_this_card_and_these_numerics_counts(ledger: Ledger) -
     assert ledger.caps(gpu_name="H200", numerics="n1") == {"b1": 4, "b2": 2}
 
 
+def test_the_last_probe_counts_and_what_memory_lowered_since(ledger: Ledger) -> None:
+    start(ledger, "a")
+    lowered = [cap_row("b1", 1, recorded_at=at(5)), cap_row("b1", 4, recorded_at=at(25)), cap_row("b2", 2)]
+    ledger.record([outcome("a", state="failed", caps=tuple(lowered))])
+    chosen = [
+        cap_row("b1", 16, source="probe", recorded_at=at(20)),
+        cap_row("b1", 2, source="probe", recorded_at=at(10)),
+        cap_row("b3", 8, source="probe", gpu_name="other"),
+        cap_row("b4", 8, source="probe", numerics="n2"),
+    ]
+    ledger.add_probes([], caps=chosen)
+    assert ledger.probed_caps(gpu_name="H200", numerics="n1") == {"b1": 16}
+    assert ledger.caps(gpu_name="H200", numerics="n1") == {"b1": 4, "b2": 2}
+
+
 def test_bucket_times_are_medians_of_done_batches(ledger: Ledger) -> None:
     start(ledger, "a")
     times = [1.0, 2.0, 90.0]
@@ -253,12 +269,21 @@ def test_bucket_times_are_medians_of_done_batches(ledger: Ledger) -> None:
     assert ledger.bucket_times() == {"b64": 2.0}
 
 
-def test_the_last_card_is_that_of_the_latest_batch(ledger: Ledger) -> None:
+def test_bucket_times_are_those_of_one_slot(ledger: Ledger) -> None:
+    start(ledger, "a")
+    batch = outcome("a", device_s=24.0)
+    ledger.record([replace(batch, batch=replace(batch.batch, size=8))])
+    assert ledger.bucket_times() == {"b64": 3.0}
+
+
+def test_the_last_card_is_that_of_the_latest_batch_or_probe(ledger: Ledger) -> None:
     assert ledger.last_gpu_name() is None
     start(ledger, "a", "b")
     older, newer = outcome("a", seconds=10), outcome("b", seconds=20)
     ledger.record([replace(newer, batch=replace(newer.batch, gpu_name="B200")), older])
     assert ledger.last_gpu_name() == "B200"
+    ledger.add_probes([probe_row("b64", gpu_name="H100", recorded_at=at(30))])
+    assert ledger.last_gpu_name() == "H100"
 
 
 def test_an_unpinned_model_keeps_the_revision_first_resolved(ledger: Ledger) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
 from manifests.table import JOBS_SCHEMA
 from storage.arrow import ROW_TYPES
-from tests.storage_rows import cap_row, new_ledger, outcome, start
+from tests.storage_rows import cap_row, new_ledger, outcome, probe_row, start
 
 
 @pytest.mark.parametrize("table", ROW_TYPES)
@@ -30,7 +30,11 @@ def test_every_field_survives_the_ledger(tmp_path: Path) -> None:
     start(ledger, "a")
     written = outcome("a", caps=(cap_row("b64", 2),))
     ledger.record([written])
-    tables = ledger.tables("batches", "attempts", "clips", "caps")
+    probes = (probe_row("b64"), probe_row("b64", size=2, clip_step_s=None))
+    ledger.add_probes(probes[:1])
+    ledger.add_probes(probes[1:])
+    tables = ledger.tables("batches", "attempts", "clips", "caps", "probes")
+    assert tables.pop("probes").to_pylist() == [asdict(row) for row in probes]
     for name, row in [
         ("batches", written.batch),
         ("attempts", written.attempts[0]),

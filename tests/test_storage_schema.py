@@ -25,6 +25,7 @@ caps: bucket VARCHAR, gpu_name VARCHAR, numerics VARCHAR, cap INTEGER, source VA
 clips: run_id VARCHAR, batch BIGINT, id VARCHAR, fingerprint VARCHAR, file VARCHAR, num_bytes BIGINT, width INTEGER, height INTEGER, num_frames INTEGER, fps_num INTEGER, fps_den INTEGER, seed BIGINT, model VARCHAR, model_revision VARCHAR, numerics VARCHAR, preset VARCHAR, cap INTEGER, gpu_name VARCHAR, adopted BOOLEAN, delivered_at TIMESTAMP WITH TIME ZONE
 flushes: flush_id VARCHAR, flushed_at TIMESTAMP WITH TIME ZONE, num_outcomes INTEGER
 jobs: run_id VARCHAR, state VARCHAR, reason VARCHAR, file VARCHAR, row BIGINT, id VARCHAR, fingerprint VARCHAR, prompt VARCHAR, negative_prompt VARCHAR, width INTEGER, height INTEGER, num_frames INTEGER, fps_num INTEGER, fps_den INTEGER, seed BIGINT, steps INTEGER, guidance_scale DOUBLE, guidance_scale_2 DOUBLE, flow_shift DOUBLE, preset VARCHAR, model VARCHAR, model_revision VARCHAR, crf INTEGER, encoder_preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, priority INTEGER, price DECIMAL(18,6), warning VARCHAR, tags MAP(VARCHAR, VARCHAR)
+probes: probe_id VARCHAR, bucket VARCHAR, model VARCHAR, model_revision VARCHAR, preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, steps INTEGER, guidance_scale DOUBLE, gpu_name VARCHAR, numerics VARCHAR, size INTEGER, clip_step_s DOUBLE, peak_memory_bytes BIGINT, recorded_at TIMESTAMP WITH TIME ZONE
 runs: run_id VARCHAR, started_at TIMESTAMP WITH TIME ZONE, heartbeat_at TIMESTAMP WITH TIME ZONE, ended_at TIMESTAMP WITH TIME ZONE, state VARCHAR, exit_code INTEGER, manifest VARCHAR, out_dir VARCHAR, num_devices INTEGER, device_s DOUBLE, host VARCHAR, gpu_name VARCHAR, versions MAP(VARCHAR, VARCHAR), command VARCHAR, retry_of VARCHAR
 schema_migrations: version INTEGER, applied_at TIMESTAMP WITH TIME ZONE
 """  # noqa: E501
@@ -57,7 +58,7 @@ def test_creating_twice_changes_nothing(tmp_path: Path) -> None:
     start(ledger, "a")
     ledger.create()
     with duckdb.connect(str(ledger.path)) as connection:
-        assert connection.sql("SELECT version FROM schema_migrations").fetchall() == [(1,)]
+        assert connection.sql("SELECT version FROM schema_migrations").fetchall() == [(1,), (2,)]
     assert ledger.tables("jobs")["jobs"].num_rows == 1
     assert sorted(path.name for path in ledger.path.parent.iterdir()) == ["vgbatch.duckdb"]
 
@@ -68,15 +69,32 @@ def test_an_older_ledger_is_brought_up_to_date_without_loss(
     ledger = new_ledger(tmp_path)
     start(ledger, "a")
 
-    def m002_notes(connection: Any) -> None:
+    def m003_notes(connection: Any) -> None:
         connection.execute("CREATE TABLE notes (note VARCHAR)")
 
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m002_notes))
-    with pytest.raises(LedgerError, match="has schema 1, this vgbatch needs 2"):
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m003_notes))
+    with pytest.raises(LedgerError, match="has schema 2, this vgbatch needs 3"):
         ledger.clips()
     ledger.create()
     assert ledger.tables("jobs")["jobs"].num_rows == 1
     assert "notes: note VARCHAR" in columns(ledger.path)
+
+
+def test_what_run_and_retry_ask_before_they_may_migrate_any_ledger_can_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        ledger = new_ledger(tmp_path)
+        start(ledger, "a")
+        ledger.record([outcome("a", state="failed")])
+    with pytest.raises(LedgerError, match="has schema 1, this vgbatch needs 2"):
+        ledger.clips()
+    assert ledger.pinned_revision("tiny") == "rev1"
+    assert ledger.failed_jobs()["id"].to_pylist() == ["a"]
+    last = ledger.last_run(of_manifest=True)
+    assert last is not None
+    assert last["run_id"] == "r1"
 
 
 def test_a_migration_that_fails_leaves_the_version_before(
@@ -84,12 +102,12 @@ def test_a_migration_that_fails_leaves_the_version_before(
 ) -> None:
     ledger = new_ledger(tmp_path)
 
-    def m002_broken(connection: Any) -> None:
+    def m003_broken(connection: Any) -> None:
         connection.execute("CREATE TABLE half (x INTEGER)")
         raise RuntimeError("killed here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m002_broken))
+        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m003_broken))
         with pytest.raises(RuntimeError, match="killed here"):
             ledger.create()
     assert columns(ledger.path) == SCHEMA
@@ -101,7 +119,7 @@ def test_a_ledger_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     with duckdb.connect(str(ledger.path)) as connection:
         connection.execute("INSERT INTO schema_migrations VALUES (99, ?)", [datetime.now(UTC)])
     for visit in (ledger.create, ledger.clips, lambda: ledger.record([outcome("a")])):
-        with pytest.raises(LedgerError, match="has schema 99, this vgbatch knows 1 at most"):
+        with pytest.raises(LedgerError, match="has schema 99, this vgbatch knows 2 at most"):
             visit()
 
 

@@ -5,8 +5,13 @@ Shapes: B clips, N tokens, D channels, H heads of K channels (D = H * K), R = K 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+
+from pipeline.kernels.rows import row_launch
+from pipeline.kernels.triton_jit import jit, tl
 
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos_N1R, sin_N1R in fp32
 
@@ -29,3 +34,115 @@ def qk_norm_rope(
 
 def _normed(x_BND: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x_BND.float(), x_BND.shape[-1:], weight.float(), eps)
+
+
+def qk_norm_rope_(
+    qkv_BN3D: torch.Tensor,
+    *,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    num_heads: int,
+    rope: Rope,
+) -> None:
+    """qk_norm_rope of the queries and keys of a fused projection, in place; values stay as they are.
+
+    qkv: contiguous, (B, N, 3 * D): queries, keys, values. weights: (D,) of any float dtype.
+    Moves 4 * B * N * D values: reads and writes queries and keys.
+    """
+    _qk_norm_rope_op(qkv_BN3D, q_weight, k_weight, eps, num_heads, *rope)
+
+
+def plain_qk_norm_rope_(
+    qkv_BN3D: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    num_heads: int,
+    cos_N1R: torch.Tensor,
+    sin_N1R: torch.Tensor,
+) -> None:
+    for x_BND, weight in zip(qkv_BN3D.chunk(3, dim=-1), (q_weight, k_weight), strict=False):
+        rotated_BNHK = qk_norm_rope(
+            x_BND, weight=weight, eps=eps, num_heads=num_heads, rope=(cos_N1R, sin_N1R)
+        )
+        x_BND.copy_(rotated_BNHK.flatten(2))
+
+
+def triton_qk_norm_rope_(
+    qkv_BN3D: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    num_heads: int,
+    cos_N1R: torch.Tensor,
+    sin_N1R: torch.Tensor,
+) -> None:
+    channels = q_weight.shape[0]
+    half = channels // num_heads // 2
+    _, tokens, width = qkv_BN3D.shape
+    assert all(tensor.is_contiguous() for tensor in (qkv_BN3D, q_weight, k_weight, cos_N1R, sin_N1R))
+    assert width == 3 * channels
+    assert cos_N1R.shape == sin_N1R.shape == (tokens, 1, half)
+    grid, tile = row_launch(qkv_BN3D, channels=channels)
+    _qk_norm_rope_kernel[grid](
+        qkv_BN3D, q_weight, k_weight, cos_N1R, sin_N1R, tokens, eps, D=channels, R=half, **tile
+    )
+
+
+_qk_norm_rope_op = torch.library.custom_op(
+    "vgbatch::qk_norm_rope_", triton_qk_norm_rope_, mutates_args=("qkv_BN3D",), device_types="cuda"
+)
+_qk_norm_rope_op.register_kernel("cpu", plain_qk_norm_rope_)
+
+
+@_qk_norm_rope_op.register_fake
+def _nothing(*_: Any) -> None:
+    pass
+
+
+@jit
+def _qk_norm_rope_kernel(
+    qkv_ptr: tl.tensor,
+    q_weight_ptr: tl.tensor,
+    k_weight_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    num_tokens: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    clip = tl.program_id(1).to(tl.int64)
+    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    present = (tokens < num_tokens)[:, None]
+    channels = tl.arange(0, BLOCK_D)[None, :]
+    pairs = tl.arange(0, BLOCK_D // 2)[None, :]
+    angles = tokens[:, None] * R + pairs % R
+    cos = tl.load(cos_ptr + angles, mask=present & (pairs < D // 2), other=0.0)
+    sin = tl.load(sin_ptr + angles, mask=present & (pairs < D // 2), other=0.0)
+    inside = present & (channels < D)
+    q_ptrs = qkv_ptr + (clip * num_tokens + tokens)[:, None] * (3 * D) + channels
+    _norm_and_rotate(q_ptrs, q_weight_ptr + channels, cos, sin, inside, eps, D)
+    _norm_and_rotate(q_ptrs + D, k_weight_ptr + channels, cos, sin, inside, eps, D)
+
+
+@jit
+def _norm_and_rotate(
+    x_ptrs: tl.tensor,
+    weight_ptrs: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    inside: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+) -> None:
+    x = tl.load(x_ptrs, mask=inside, other=0.0)
+    weight = tl.load(weight_ptrs, mask=inside, other=0.0).to(tl.float32)
+    normed = x.to(tl.float32)
+    normed = normed * tl.rsqrt(tl.sum(normed * normed, axis=1) / D + eps)[:, None] * weight
+    even, odd = tl.split(tl.reshape(normed, [cos.shape[0], cos.shape[1], 2]))
+    rotated = tl.join(even * cos - odd * sin, even * sin + odd * cos)
+    tl.store(x_ptrs, tl.reshape(rotated, x.shape).to(x.dtype), mask=inside)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import ModelError
+from pipeline.sampling.levels import sampler_settings
 
-SCHEDULERS = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
 OVERRIDES_FILE = "vgbatch.json"
 
 _HINT = (
@@ -176,16 +176,10 @@ def _check_transformer(checkpoint: Checkpoint) -> None:
 
 
 def _check_scheduler(checkpoint: Checkpoint) -> None:
-    config, label = checkpoint.scheduler, checkpoint.label
-    name = config.get("_class_name")
-    if name not in SCHEDULERS:
-        raise ModelError(f"the scheduler `{name}` is not one of {', '.join(SCHEDULERS)}: {label}", hint=_HINT)
-    if name == "UniPCMultistepScheduler" and not (
-        config.get("use_flow_sigmas") and config.get("prediction_type") == "flow_prediction"
-    ):
-        raise ModelError(f"the scheduler is not set to flow matching, as Wan's is: {label}", hint=_HINT)
-    if config.get("use_dynamic_shifting"):
-        raise ModelError(f"the scheduler shifts by image size, which Wan does not: {label}", hint=_HINT)
+    try:
+        sampler_settings(checkpoint.scheduler)
+    except ModelError as error:
+        raise ModelError(f"{error.message}: {checkpoint.label}", hint=error.hint) from None
 
 
 def _read_config(folder: Path, name: str, label: str, files: Collection[str]) -> dict[str, Any]:

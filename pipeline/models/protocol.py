@@ -6,10 +6,17 @@ E channels of the text encoder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+
+
+class Denoiser(Protocol):
+    """A model with all that does not change from step to step computed once."""
+
+    def __call__(self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float) -> torch.Tensor:
+        """The guided velocity in fp32, of the latents' shape. index: of one of the denoiser's own steps."""
 
 
 class VideoModel(Protocol):
@@ -21,19 +28,24 @@ class VideoModel(Protocol):
     scheduler_config: Mapping[str, Any]
     boundary_timestep: float | None
 
-    def encode(self, prompt: str) -> torch.Tensor:
-        """The prompt's own tokens, unpadded (L, E): independent of every other prompt."""
+    def encode(self, prompts: Sequence[str]) -> list[torch.Tensor]:
+        """Each prompt's own tokens, unpadded (L, E), on the CPU: independent of every other prompt."""
 
     def latent_shape(self, *, width: int, height: int, num_frames: int) -> tuple[int, int, int, int]:
         """(C, T, H, W) of a clip of that size in pixels and frames, which the model must allow."""
 
-    def text_states(self, prompts: Sequence[torch.Tensor], *, expert: int) -> Any:
-        """What `velocity` needs of a batch's encoded prompts, computed once for all steps."""
+    def denoiser(
+        self,
+        prompts: Sequence[torch.Tensor],
+        negatives: Sequence[torch.Tensor],
+        *,
+        timesteps: torch.Tensor,
+        expert: int,
+    ) -> Denoiser:
+        """One expert made ready for a batch's encoded prompts and its own steps of the schedule, (S,).
 
-    def velocity(
-        self, latents_BCTHW: torch.Tensor, *, timestep: torch.Tensor, text_states: Any, expert: int
-    ) -> torch.Tensor:
-        """The model's prediction in fp32, of the latents' shape. timestep: a scalar."""
+        negatives: none where nothing is guided. The denoiser is used before another one is asked for.
+        """
 
-    def decode(self, latents_1CTHW: torch.Tensor) -> torch.Tensor:
-        """One clip's fp32 RGB in [0, 1], (3, frames, height, width)."""
+    def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[torch.Tensor]:
+        """One clip's fp32 RGB in [0, 1], (3, frames, height, width), piece by piece; one clip at a time."""

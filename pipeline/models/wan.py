@@ -6,21 +6,34 @@ Shapes: as in protocol.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import diffusers.utils.logging
 import torch
+import torch.nn.functional as F
 import transformers.utils.logging
 from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from transformers import AutoTokenizer, UMT5EncoderModel
 
 from pipeline.config import ModelSource
+from pipeline.devices import device_memory_bytes
+from pipeline.memory.streaming import RESIDENT_FRAC
 from pipeline.models.hub import fetch_weights
-from pipeline.models.text import MAX_TOKENS, clean_prompt
-from pipeline.models.wan_transformer import TextStates, WanTransformer
+from pipeline.models.text import MAX_TOKENS
+from pipeline.models.text_encoder import encode_prompts, page_locked
+from pipeline.models.wan_block import TextKeys
+from pipeline.models.wan_denoiser import WanDenoiser
+from pipeline.models.wan_transformer import BackendOf, WanTransformer, torch_attention
+from pipeline.models.wan_vae.decoder import WanDecoder
+
+# For decoding, weights aside. Fixed, as how many frames are decoded at once can change a pixel's last bit,
+# and a clip must not depend on what else its card holds. Wan2.2 at 1344x768 decodes two at once, in 7.4 GiB
+# with its weights.
+_DECODE_BYTES = 7_000_000_000
 
 
 class WanModel:
@@ -45,19 +58,11 @@ class WanModel:
         self.experts = experts
         self.scheduler_config = scheduler_config
         self.boundary_timestep = boundary_timestep
+        self._denoisers: dict[int, WanDenoiser] = {}
 
-    def encode(self, prompt: str) -> torch.Tensor:
-        # Alone and padded to one length: what the encoder gives for a prompt never depends on another.
-        tokens = self.tokenizer(
-            [clean_prompt(prompt)],
-            padding="max_length",
-            max_length=MAX_TOKENS,
-            truncation=True,
-            return_attention_mask=True,
-            return_tensors="pt",
-        ).to(self.text_encoder.device)
-        hidden_1LE = self.text_encoder(tokens.input_ids, tokens.attention_mask).last_hidden_state
-        return hidden_1LE[0, : int(tokens.attention_mask.sum())]
+    def encode(self, prompts: Sequence[str]) -> list[torch.Tensor]:
+        device = self.experts[0].module.patch_embedding.weight.device
+        return encode_prompts(prompts, tokenizer=self.tokenizer, module=self.text_encoder, device=device)
 
     def latent_shape(self, *, width: int, height: int, num_frames: int) -> tuple[int, int, int, int]:
         spatial, temporal = self.vae.config.scale_factor_spatial, self.vae.config.scale_factor_temporal
@@ -69,32 +74,60 @@ class WanModel:
         )
         return self.vae.config.z_dim, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
 
-    def text_states(self, prompts: Sequence[torch.Tensor], *, expert: int) -> TextStates:
-        padded = [_zero_padded(prompt_LE) for prompt_LE in prompts]
-        return self.experts[expert].text_states(torch.stack(padded).to(self.text_encoder.device))
+    def denoiser(
+        self,
+        prompts: Sequence[torch.Tensor],
+        negatives: Sequence[torch.Tensor],
+        *,
+        timesteps: torch.Tensor,
+        expert: int,
+    ) -> WanDenoiser:
+        transformer = self.experts[expert]
+        texts = [_text_keys(transformer, texts) for texts in (prompts, negatives) if texts]
+        denoiser = self._denoisers.setdefault(expert, WanDenoiser(transformer))
+        denoiser.bind(texts, transformer.step_tables(timesteps))
+        return denoiser
 
-    def velocity(
-        self, latents_BCTHW: torch.Tensor, *, timestep: torch.Tensor, text_states: TextStates, expert: int
-    ) -> torch.Tensor:
-        return self.experts[expert](latents_BCTHW, timestep=timestep, text_states=text_states).float()
+    def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[torch.Tensor]:
+        return self._decoder.decode_chunks(
+            self._decoder_input(latents_1CTHW), frames_at_once=self._frames_at_once(latents_1CTHW)
+        )
 
-    def decode(self, latents_1CTHW: torch.Tensor) -> torch.Tensor:
-        latents_1CTHW = latents_1CTHW.to(self.vae.dtype)
+    @cached_property
+    def _decoder(self) -> WanDecoder:
+        return WanDecoder(self.vae)
+
+    def _decoder_input(self, latents_1CTHW: torch.Tensor) -> torch.Tensor:
         mean, std = (
-            latents_1CTHW.new_tensor(values).view(1, -1, 1, 1, 1)
+            torch.tensor(values, device=latents_1CTHW.device).view(1, -1, 1, 1, 1)
             for values in (self.vae.config.latents_mean, self.vae.config.latents_std)
         )
-        video = self.vae.decode(latents_1CTHW / (1.0 / std) + mean, return_dict=False)[0]
-        return (video[0].float() * 0.5 + 0.5).clamp(0, 1)
+        return (latents_1CTHW.float() / (1.0 / std) + mean).to(self.vae.dtype)
+
+    def _frames_at_once(self, latents_1CTHW: torch.Tensor) -> int:
+        *_, height, width = latents_1CTHW.shape
+        return self._decoder.frames_at_once(height=height, width=width, free_bytes=_DECODE_BYTES)
 
 
-def _zero_padded(prompt_LE: torch.Tensor) -> torch.Tensor:
+def _text_keys(transformer: WanTransformer, prompts: Sequence[torch.Tensor]) -> list[TextKeys]:
     # Wan was trained with zeros, unmasked, after the prompt.
-    return torch.nn.functional.pad(prompt_LE, (0, 0, 0, MAX_TOKENS - len(prompt_LE)))
+    padded = [F.pad(prompt_LE, (0, 0, 0, MAX_TOKENS - len(prompt_LE))) for prompt_LE in prompts]
+    counts_B = torch.tensor([len(prompt_LE) for prompt_LE in prompts], dtype=torch.int32)
+    device = transformer.module.patch_embedding.weight.device
+    return transformer.text_keys(torch.stack(padded).to(device), counts_B.to(device))
 
 
-def load_wan(source: ModelSource, *, device: str, dtype: str, vae_dtype: str) -> WanModel:
+def load_wan(
+    source: ModelSource,
+    *,
+    device: str,
+    dtype: str,
+    vae_dtype: str,
+    backend_of: BackendOf = torch_attention,
+) -> WanModel:
     """Read a checkpoint's safetensors onto a device. dtype: of transformers and text encoder.
+
+    backend_of: the attention library for self-attention of a shape.
 
     Raises ModelError when a hub model's weights cannot be fetched.
     """
@@ -108,7 +141,16 @@ def load_wan(source: ModelSource, *, device: str, dtype: str, vae_dtype: str) ->
         tokenizer=_load_tokenizer(folder),
         text_encoder=_load_text_encoder(folder, device, getattr(torch, dtype)),
         vae=_load_vae(folder, device, getattr(torch, vae_dtype)),
-        experts=[_load_transformer(folder, name, device, getattr(torch, dtype)) for name in names],
+        experts=[
+            _load_transformer(
+                folder / name,
+                device=device,
+                dtype=getattr(torch, dtype),
+                backend_of=backend_of,
+                num_experts=len(names),
+            )
+            for name in names
+        ],
         scheduler_config=scheduler_config,
         boundary_timestep=None
         if boundary_ratio is None
@@ -122,15 +164,22 @@ def _load_tokenizer(folder: Path) -> Any:
 
 def _load_text_encoder(folder: Path, device: str, dtype: torch.dtype) -> Any:
     # transformers took `dtype` later than our oldest supported one, diffusers warns of `torch_dtype`.
-    return _on_device(UMT5EncoderModel, folder / "text_encoder", device, torch_dtype=dtype)
+    module = _on_device(UMT5EncoderModel, folder / "text_encoder", "cpu", torch_dtype=dtype)
+    return module if device == "cpu" else page_locked(module)
 
 
 def _load_vae(folder: Path, device: str, dtype: torch.dtype) -> Any:
     return _on_device(AutoencoderKLWan, folder / "vae", device, dtype=dtype)
 
 
-def _load_transformer(folder: Path, name: str, device: str, dtype: torch.dtype) -> WanTransformer:
-    return WanTransformer(_on_device(WanTransformer3DModel, folder / name, device, dtype=dtype))
+def _load_transformer(
+    folder: Path, *, device: str, dtype: torch.dtype, backend_of: BackendOf, num_experts: int
+) -> WanTransformer:
+    module = _on_device(WanTransformer3DModel, folder, "cpu", dtype=dtype)
+    num_bytes = num_experts * sum(tensor.nbytes for tensor in module.parameters())
+    if device != "cpu" and num_bytes > RESIDENT_FRAC * device_memory_bytes(device):
+        return WanTransformer(module, backend_of=backend_of, streamed_to=device)
+    return WanTransformer(module.to(device), backend_of=backend_of)
 
 
 def _on_device(component: Any, folder: Path, device: str, **dtype: torch.dtype) -> Any:

@@ -14,19 +14,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.quality.colours import COLOUR_RGB
 from pipeline.quality.outlines import OUTLINES, cover
-
-COLOUR_RGB = {
-    "red": (220, 30, 30),
-    "orange": (255, 140, 0),
-    "yellow": (250, 225, 40),
-    "green": (30, 160, 60),
-    "blue": (30, 70, 220),
-    "purple": (130, 40, 170),
-    "pink": (255, 130, 190),
-    "white": (245, 245, 245),
-    "black": (15, 15, 15),
-}
 
 GRID = 24
 _GRID_REACH = 2.0  # of the grid, in radii of a disc of the object's area: a star's tips reach 1.9

@@ -12,11 +12,12 @@ from pipeline.sampling.guidance import uses_guidance
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """timestep: a scalar on the device. expert: 0, or 1 for the low-noise one.
+    """index: from 0. timestep: a scalar on the device. expert: 0, or 1 for the low-noise one.
 
     guidance_scale: 1 where the negative prompt has no say, so needs no model call.
     """
 
+    index: int
     timestep: torch.Tensor
     expert: int
     guidance_scale: float
@@ -35,9 +36,10 @@ def make_schedule(
     """
     scales = (guidance_scale, guidance_scale if guidance_scale_2 is None else guidance_scale_2)
     guides = uses_guidance(guidance_scale)
+    experts = _experts(timesteps.tolist(), boundary_timestep)
     return tuple(
-        Step(timestep=timestep, expert=expert, guidance_scale=scales[expert] if guides else 1.0)
-        for timestep, expert in zip(timesteps, _experts(timesteps.tolist(), boundary_timestep), strict=True)
+        Step(index=index, timestep=timestep, expert=expert, guidance_scale=scales[expert] if guides else 1.0)
+        for index, (timestep, expert) in enumerate(zip(timesteps, experts, strict=True))
     )
 
 

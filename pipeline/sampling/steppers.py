@@ -5,40 +5,62 @@ Shapes: B clips, C latent channels, T latent frames, H and W latent sides.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
-from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
+
+from pipeline.sampling.levels import EULER, NoiseLevels, noise_levels, sampler_settings
+from pipeline.sampling.unipc import Update, unipc_updates
 
 
 class Stepper:
-    """A diffusers scheduler for one batch: it keeps a history, so it must not be shared.
+    """Takes one batch from noise to clean latents. It keeps a history, so it must not be shared.
 
     config: of the checkpoint's scheduler, with its `_class_name`. flow_shift: the job's, in place of the
     checkpoint's. One history for all steps: with two experts it crosses from the first to the second.
+    timesteps: falling, one for each step, on the device; whole numbers for UniPC, fp32 for Euler.
+    Raises ModelError for a sampler that is not Wan's, RenderError for a shift that no sampler can follow.
+
+    All weights are Python numbers before the first step, so that a step never waits for the device.
     """
 
     def __init__(self, config: Mapping[str, Any], *, flow_shift: float, steps: int, device: str) -> None:
-        self._scheduler = _scheduler(config, flow_shift)
-        self._scheduler.set_timesteps(steps, device=device)
-        self._scheduler.set_begin_index(0)
+        settings = sampler_settings(config)
+        levels = noise_levels(settings, flow_shift=flow_shift, steps=steps)
+        self._updates = _updates(settings, levels)
+        memory = max(len(update.earlier_weights) for update in self._updates)
+        self._earlier: deque[torch.Tensor] = deque(maxlen=memory)
+        self._num_taken = 0
+        self.timesteps = torch.from_numpy(levels.timesteps).to(device)
 
-    @property
-    def timesteps(self) -> torch.Tensor:
-        """Falling, one for each step, on the device."""
-        return self._scheduler.timesteps
+    def step(self, velocity_BCTHW: torch.Tensor, *, index: int, latents_BCTHW: torch.Tensor) -> torch.Tensor:
+        """The latents at the next noise level, new, in their dtype; any shape will do.
 
-    def step(
-        self, velocity_BCTHW: torch.Tensor, *, timestep: torch.Tensor, latents_BCTHW: torch.Tensor
-    ) -> torch.Tensor:
-        """The latents at the next noise level, in their dtype."""
-        return self._scheduler.step(velocity_BCTHW, timestep, latents_BCTHW, return_dict=False)[0]
+        index: of the step, each taken once and in order. latents_BCTHW: what the step before gave.
+        """
+        assert index == self._num_taken, (index, self._num_taken)
+        self._num_taken += 1
+        update = self._updates[index]
+        velocity_BCTHW = velocity_BCTHW.to(latents_BCTHW.dtype)
+        change_BCTHW = velocity_BCTHW * update.width
+        if self._earlier.maxlen:
+            clean_BCTHW = torch.sub(latents_BCTHW, velocity_BCTHW, alpha=update.sigma)
+            for weight, earlier_BCTHW in zip(update.earlier_weights, self._earlier, strict=False):
+                change_BCTHW.add_(earlier_BCTHW, alpha=weight)
+            change_BCTHW.sub_(clean_BCTHW, alpha=sum(update.earlier_weights))
+            self._earlier.appendleft(clean_BCTHW)
+        return change_BCTHW.add_(latents_BCTHW)
 
 
-def _scheduler(config: Mapping[str, Any], flow_shift: float) -> Any:
-    if config["_class_name"] == "UniPCMultistepScheduler":
-        return UniPCMultistepScheduler.from_config(config, flow_shift=flow_shift)
-    assert config["_class_name"] == "FlowMatchEulerDiscreteScheduler", config["_class_name"]
-    return FlowMatchEulerDiscreteScheduler.from_config(config, shift=flow_shift)
+def _updates(settings: Mapping[str, Any], levels: NoiseLevels) -> tuple[Update, ...]:
+    if settings["_class_name"] == EULER:
+        sigmas = levels.sigmas.tolist()
+        return tuple(Update(sigma=sigma, width=following - sigma) for sigma, following in pairwise(sigmas))
+    return unipc_updates(
+        levels.sigmas,
+        order=settings["solver_order"],
+        disable_corrector=settings["disable_corrector"],
+    )

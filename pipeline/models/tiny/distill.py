@@ -140,13 +140,14 @@ def rollout_loss(
     with torch.no_grad():
         text = encode_text(part_of(weights, "text_encoder."), ids_BL, lengths_B)
     wanted = states_SBNP.float()
-    stepper = _stepper(FEW_STEPS, str(wanted.device))
-    sigmas = [*(stepper.timesteps / 1000).tolist(), 0.0]
+    stepper = _stepper(FEW_STEPS, "cpu")  # so that the timesteps can be read without waiting for the device
+    timesteps = stepper.timesteps.tolist()
+    sigmas = [*(timestep / 1000 for timestep in timesteps), 0.0]
     x, losses, widths = wanted[0], [], []
-    for index, timestep in enumerate(stepper.timesteps):
+    for index, timestep in enumerate(timesteps):
         timestep_B = torch.full(x.shape[:1], float(timestep), device=x.device)
         predicted = velocity(student, x, timestep_B, text, lengths_B, rope, block)
-        x = stepper.step(predicted, timestep=timestep, latents_BCTHW=x)
+        x = stepper.step(predicted, index=index, latents_BCTHW=x)
         distance = (x - wanted[index + 1]).square().mean(dim=(1, 2))
         losses.append((distance + _SOFTENING**2).sqrt().mean())
         widths.append(sigmas[index] - sigmas[index + 1])
@@ -194,7 +195,7 @@ class _Teacher:
             )
             conditional, unconditional = both.chunk(2)
             steered = guided(conditional, unconditional, scale=self.guidance_scale)
-            x = stepper.step(steered, timestep=timestep, latents_BCTHW=x)
+            x = stepper.step(steered, index=index, latents_BCTHW=x)
             if (index + 1) % (STEPS // FEW_STEPS) == 0:
                 kept.append(x)
         return torch.stack(kept)

@@ -6,11 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from diffusers import WanPipeline
 from safetensors.torch import save_file
 
-from pipeline.models.tiny import build, lora
+from pipeline.models.tiny import lora
 from pipeline.models.tiny.flat import Weights, part_of
-from pipeline.models.tiny.networks import Sizes, make_text_encoder, make_tokenizer, make_transformer, make_vae
+from pipeline.models.tiny.networks import (
+    Sizes,
+    make_scheduler,
+    make_text_encoder,
+    make_tokenizer,
+    make_transformer,
+    make_vae,
+)
 from pipeline.models.tiny.scenes import FPS, NUM_FRAMES
 from pipeline.models.tiny.state import State
 
@@ -45,7 +53,7 @@ def export(state: State, folder: Path, sizes: Sizes) -> None:
     _load(vae, vae_weights)
     _load(text_encoder, part_of(denoiser, "text_encoder."))
     _load(transformer, part_of(denoiser, "transformer."))
-    build.save(folder, tokenizer, text_encoder.half(), vae.half(), transformer.half())
+    _save(folder, tokenizer, text_encoder.half(), vae.half(), transformer.half())
     chosen = state.facts("guidance") or {"guidance_scale": UNTUNED_GUIDANCE}
     defaults = DEFAULTS | {"guidance_scale": chosen["guidance_scale"]}
     (folder / "vgbatch.json").write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
@@ -59,6 +67,21 @@ def _load(module: Any, weights: Weights) -> None:
     assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
     for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
+
+
+def _save(folder: Path, tokenizer: Any, text_encoder: Any, vae: Any, transformer: Any) -> None:
+    pipeline = WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=text_encoder,
+        vae=vae,
+        transformer=transformer,
+        scheduler=make_scheduler(),
+    )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    # The name that transformers 4 and 5 both know.
+    for file in (folder / "model_index.json", folder / "tokenizer" / "tokenizer_config.json"):
+        text = file.read_text(encoding="utf-8").replace("TokenizersBackend", "PreTrainedTokenizerFast")
+        file.write_text(text, encoding="utf-8")
 
 
 def _save_lora(weights: Weights, folder: Path) -> None:

@@ -10,8 +10,8 @@ from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3
 from tokenizers import normalizers
 from transformers import UMT5Config, UMT5EncoderModel
 
-from pipeline.models.tiny.build import WORDS, build_tokenizer
 from pipeline.models.tiny.captions import vocabulary
+from pipeline.models.tiny.tokenizer import COMMON_WORDS, build_tokenizer
 
 PATCH = 2
 _GAIN, _BRANCH_GAIN = 1.4, 0.5  # of convolutions, and of those that a residual branch ends with
@@ -49,7 +49,7 @@ TOY = Sizes(
 
 def make_tokenizer() -> Any:
     """Reads every prompt in any case; each word of the captions is one token."""
-    tokenizer = build_tokenizer([*vocabulary(), *WORDS.split()])
+    tokenizer = build_tokenizer([*vocabulary(), *COMMON_WORDS.split()])
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     return tokenizer
 
@@ -122,9 +122,13 @@ def make_text_encoder(sizes: Sizes, *, num_tokens: int) -> Any:
     return UMT5EncoderModel(config).eval()
 
 
-def scheduler_config() -> dict[str, Any]:
-    """Of the sampler that ships, with its class, as in a checkpoint's scheduler_config.json."""
-    scheduler = UniPCMultistepScheduler(
+def make_scheduler() -> Any:
+    """The sampler that ships."""
+    return UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
     )
-    return {"_class_name": "UniPCMultistepScheduler", **scheduler.config}
+
+
+def scheduler_config() -> dict[str, Any]:
+    """Of the sampler that ships, with its class, as in a checkpoint's scheduler_config.json."""
+    return {"_class_name": "UniPCMultistepScheduler", **make_scheduler().config}

@@ -15,6 +15,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.quality.colours import COLOUR_RGB
+
 NUM_FRAMES = 17
 FPS = 8
 
@@ -36,21 +38,9 @@ MOTIONS = (
 DIAGONALS = ((-1, -1), (1, -1), (-1, 1), (1, 1))  # upper left, upper right, lower left, lower right
 CORNERS = DIAGONALS
 
-# What an object can be coloured; backgrounds can be gray too.
-PALETTE = {
-    "red": (220, 30, 30),
-    "orange": (255, 140, 0),
-    "yellow": (250, 225, 40),
-    "green": (30, 160, 60),
-    "blue": (30, 70, 220),
-    "purple": (130, 40, 170),
-    "pink": (255, 130, 190),
-    "white": (245, 245, 245),
-    "black": (15, 15, 15),
-}
-COLOURS = tuple(PALETTE)
+COLOURS = tuple(COLOUR_RGB)  # of objects; backgrounds can be gray too
 BACKGROUNDS = (*COLOURS, "gray")
-BACKGROUND_RGB = np.array([*PALETTE.values(), (128, 128, 128)], np.float32)
+BACKGROUND_RGB = np.array([*COLOUR_RGB.values(), (128, 128, 128)], np.float32)
 
 REACH = 1.2  # how far a shape of radius 1 gets from its centre at most
 _MARGIN = 2.0  # between an object and the edge of the picture or another object

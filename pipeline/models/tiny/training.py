@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from pipeline.graph.recorded import Recorded, Tensors
 from pipeline.models.tiny.flat import Layout, Weights
-from pipeline.models.tiny.recorded import Recorded, Tensors
 from pipeline.models.tiny.state import CHECKPOINT_EVERY_S, Budget, State
 
 WARMUP_STEPS = 200
@@ -102,7 +102,7 @@ class Training:
             loss = loss_of(self.layout.split(self.flat.to(self.dtype)), *inputs)
             return loss.detach(), *torch.autograd.grad(loss, self.flat)
 
-        recorded = Recorded(loss_and_gradient, device=self.device)
+        recorded = Recorded(loss_and_gradient, enabled=self.device != "cpu")
         began_s = saved_s = time.monotonic()
         total = torch.zeros((), device=self.device)
         num_summed, next_log = 0, 100

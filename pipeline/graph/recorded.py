@@ -1,4 +1,4 @@
-"""Many small kernels as one launch: a training step is bound by what the CPU can launch, not by the card."""
+"""Many small kernels as one launch, for work that is bound by what the CPU can launch, not by the card."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class _Recording:
 class Recorded:
     """A function of tensors on a card; its kernels are recorded for each set of shapes, and then replayed.
 
-    One H200, the denoiser's step of 1,024 clips: 29 steps a second become 45, of 512 clips 39 become 76.
+    On one H200 a training step of the built-in model, 1,024 clips at once, goes from 29 to 45 a second.
     The function must launch the same kernels for the same shapes, must not wait for the card, and must draw
-    no random numbers. Its outputs hold until the next call. On the CPU it is called as it is.
+    no random numbers. Its outputs hold until the next call. Not enabled, it is called as it is.
     """
 
-    def __init__(self, function: Callable[..., Tensors], *, device: str) -> None:
+    def __init__(self, function: Callable[..., Tensors], *, enabled: bool) -> None:
         self._function = function
-        self._on_card = device != "cpu"
+        self._enabled = enabled
         self._calls: dict[tuple[torch.Size, ...], int] = {}
         self._recordings: dict[tuple[torch.Size, ...], _Recording] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._on_card else None
+        self._pool = torch.cuda.graph_pool_handle() if self._enabled else None
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         shapes = tuple(tensor.shape for tensor in inputs)
         self._calls[shapes] = self._calls.get(shapes, 0) + 1
-        if not self._on_card or self._calls[shapes] <= _EAGER_CALLS:
+        if not self._enabled or self._calls[shapes] <= _EAGER_CALLS:
             return self._function(*inputs)
         if shapes not in self._recordings:
             self._recordings[shapes] = self._record(inputs)

@@ -1,0 +1,187 @@
+"""Our side of every stage. When the engine's interface changes, this file changes, and no other of the bench.
+
+Shapes: B clips, C latent channels, T latent frames, H and W latent sides; pictures have 3 colours, F frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manifests.job import Batch, Bucket, Job
+from pipeline.bench.setting import SEED, GuidedInputs, Setting
+from pipeline.bench.switches import with_cudnn
+from pipeline.bench.weights import Parts
+from pipeline.config import EngineConfig, ModelSource, resolved
+from pipeline.engine import Engine
+from pipeline.graph.attention_choice import backend_chooser
+from pipeline.models.families import WAN_NEGATIVE_PROMPT
+from pipeline.models.wan import WanModel
+from pipeline.models.wan_transformer import BackendOf, WanTransformer
+from pipeline.rendering import Rendering
+
+TEXTS = {
+    "prompt": "A red fox runs along a narrow path through a snowy forest at sunrise, its breath visible in "
+    "the cold air, golden light falls between tall pine trees, snow rises from its paws, the camera follows "
+    "from the side at the height of its eyes, shallow depth of field, natural colours, cinematic wide shot",
+    "negative_prompt": WAN_NEGATIVE_PROMPT,
+}
+_SOURCE = ModelSource(name="bench", folder=Path("bench"), revision="bench", engine="wan")
+
+
+def guided_step(setting: Setting, module: Any, inputs: GuidedInputs) -> Callable[[], torch.Tensor]:
+    """Both forwards of a step and their combination.
+
+    What is the same at every step of a clip is computed here, once: text keys and values, timestep tables.
+    """
+    model = _model(setting, experts=[module])
+    with torch.inference_mode():
+        denoiser = model.denoiser(
+            [inputs.prompt_LE], [inputs.negative_LE], timesteps=inputs.timestep.reshape(1), expert=0
+        )
+
+    @torch.inference_mode()
+    def step() -> torch.Tensor:
+        return denoiser(inputs.latents_1CTHW, index=0, guidance_scale=inputs.guidance_scale)
+
+    return step
+
+
+class Decoding:
+    """A call decodes latents to RGB in [0, 1] on the device, piece by piece; the engine keeps none of them.
+
+    vae: in `vae_dtype`, ours to re-arrange.
+    """
+
+    def __init__(self, setting: Setting, vae: Any, latents_1CTHW: torch.Tensor) -> None:
+        self._model = _model(setting, vae=vae)
+        self._latents_1CTHW = latents_1CTHW
+
+    def __call__(self) -> None:
+        with_cudnn(self._drop_pieces, deterministic=True)()
+
+    def video(self) -> torch.Tensor:
+        """All of it, (3, F, H, W)."""
+        return torch.cat(with_cudnn(self._keep_pieces, deterministic=True)(), dim=1)
+
+    @torch.inference_mode()
+    def _drop_pieces(self) -> None:
+        for _ in self._model.decode(self._latents_1CTHW):
+            pass
+
+    @torch.inference_mode()
+    def _keep_pieces(self) -> list[torch.Tensor]:
+        return [rgb_3FHW.clone() for rgb_3FHW in self._model.decode(self._latents_1CTHW)]
+
+
+def vae_dtype(setting: Setting) -> torch.dtype:
+    """The one that the engine decodes in."""
+    return getattr(torch, resolved(_config(setting)).vae_dtype)
+
+
+def attention(setting: Setting) -> str:
+    """The library that the engine takes for self-attention at this size."""
+    config = setting.shape.transformer
+    heads, channels = config["num_attention_heads"], config["attention_head_dim"]
+    return _backend_of(setting)((1, setting.num_tokens, heads, channels))
+
+
+def make_engine(setting: Setting, parts: Parts) -> Engine:
+    """An engine that has the bench's model loaded already, in place of one read from a checkpoint."""
+    vae = setting.weights.vae(device=setting.device).to(vae_dtype(setting))
+    engine = Engine(_config(setting))
+    engine._loaded = (_SOURCE, _model(setting, vae=vae, **vars(parts)))
+    return engine
+
+
+def clips(
+    engine: Engine,
+    setting: Setting,
+    *,
+    num_clips: int = 1,
+    guided: bool = True,
+    texts: Mapping[str, str] = TEXTS,
+) -> Callable[[], Rendering]:
+    """One batch of whole clips, their frames on the host. The engine encodes a text it has not seen yet."""
+    batch = _batch(setting, num_clips=num_clips, guided=guided, texts=texts)
+
+    def call() -> Rendering:
+        rendering = engine.render(batch)
+        assert all(clip.frames is not None for clip in rendering.clips), "finite weights give finite clips"
+        return rendering
+
+    return with_cudnn(call, deterministic=True)
+
+
+def _model(
+    setting: Setting,
+    *,
+    experts: Sequence[Any] = (),
+    vae: Any = None,
+    text_encoder: Any = None,
+    tokenizer: Any = None,
+) -> WanModel:
+    """What load_wan makes of a checkpoint; a stage leaves out what it has no use for."""
+    shape = setting.shape
+    train_timesteps = shape.scheduler.get("num_train_timesteps", 1000)
+    return WanModel(
+        tokenizer=tokenizer,
+        text_encoder=text_encoder,
+        vae=vae,
+        experts=[WanTransformer(expert, backend_of=_backend_of(setting)) for expert in experts],
+        scheduler_config=shape.scheduler,
+        boundary_timestep=None if shape.boundary_ratio is None else shape.boundary_ratio * train_timesteps,
+    )
+
+
+def _backend_of(setting: Setting) -> BackendOf:
+    file = _config(setting).attention_choices
+    return backend_chooser(dtype=setting.dtype, device=setting.device, file=file)
+
+
+def _config(setting: Setting) -> EngineConfig:
+    return EngineConfig(device=setting.device, models={_SOURCE.name: _SOURCE})
+
+
+def _batch(setting: Setting, *, num_clips: int, guided: bool, texts: Mapping[str, str]) -> Batch:
+    shape = setting.shape
+    bucket = Bucket(
+        model=_SOURCE.name,
+        revision=_SOURCE.revision,
+        preset="exact",
+        width=setting.width,
+        height=setting.height,
+        num_frames=setting.num_frames,
+        steps=setting.steps,
+        guidance_scale=shape.guidance_scale if guided else 1.0,
+        guidance_scale_2=shape.guidance_scale_2 if guided else None,
+        flow_shift=shape.flow_shift,
+    )
+    jobs = tuple(_job(bucket, number, fps=shape.fps, texts=texts) for number in range(num_clips))
+    return Batch(number=0, bucket=bucket, jobs=jobs, size=num_clips, cap=num_clips)
+
+
+def _job(bucket: Bucket, number: int, *, fps: Fraction, texts: Mapping[str, str]) -> Job:
+    return Job(
+        id=f"bench-{number}",
+        fingerprint="0" * 64,
+        prompt=texts["prompt"],
+        negative_prompt=texts["negative_prompt"],
+        width=bucket.width,
+        height=bucket.height,
+        num_frames=bucket.num_frames,
+        fps=fps,
+        seed=SEED + number,
+        steps=bucket.steps,
+        guidance_scale=bucket.guidance_scale,
+        guidance_scale_2=bucket.guidance_scale_2,
+        flow_shift=bucket.flow_shift,
+        preset=bucket.preset,
+        model=bucket.model,
+        crf=18,
+        encoder_preset="medium",
+    )

@@ -1,0 +1,180 @@
+"""One block of Wan's transformer over a diffusers block's weights: one kernel between two matrix products.
+
+The residual stream is updated in place. A block is entered with the stream and its first norm already taken,
+and left the same way for the next block: that norm is fused with the residual that comes before it.
+
+Shapes: B clips, N tokens, M rows of text, D channels, H heads of K channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from pipeline.graph.fold import fuse_linears
+from pipeline.kernels.attention import attention
+from pipeline.kernels.gated_residual import gated_residual
+from pipeline.kernels.gated_residual_norm import gated_residual_norm
+from pipeline.kernels.gelu import linear_gelu
+from pipeline.kernels.qk_norm_rope import Rope, qk_norm, qk_norm_rope_
+from pipeline.kernels.text_attention import text_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextKeys:
+    """Cross-attention keys and values of one block, (B, M, H, K), of which row b uses the first counts_B[b].
+
+    The rows after them are padding, all equal: attention sees one, weighed as all of them.
+    """
+
+    k_BMHK: torch.Tensor
+    v_BMHK: torch.Tensor
+    counts_B: torch.Tensor
+
+    def copy_(self, other: TextKeys) -> None:
+        """Take over another prompt's, in place."""
+        for own, given in (
+            (self.k_BMHK, other.k_BMHK),
+            (self.v_BMHK, other.v_BMHK),
+            (self.counts_B, other.counts_B),
+        ):
+            own.copy_(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """What follows a layer norm, in fp32: a weight and a bias, each broadcastable to (B, N, D)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """weight: (out, in)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __call__(self, x_BNI: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_BNI, self.weight, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WanBlock:
+    """What a block computes with. text_norm: None in checkpoints without one before cross-attention."""
+
+    num_heads: int
+    eps: float
+    qkv: Linear
+    q_norm: torch.Tensor
+    k_norm: torch.Tensor
+    out: Linear
+    text_norm: Norm | None
+    text_q: Linear
+    text_q_norm: torch.Tensor
+    text_k: Linear
+    text_k_norm: torch.Tensor
+    text_v: Linear
+    text_out: Linear
+    up: Linear
+    down: Linear
+
+    def text_keys(self, text_BMD: torch.Tensor, counts_B: torch.Tensor) -> TextKeys:
+        """text_BMD: embedded; all rows past each count equal."""
+        k_BMHK = qk_norm(
+            self.text_k(text_BMD), weight=self.text_k_norm, eps=self.eps, num_heads=self.num_heads
+        )
+        v_BMHK = self.text_v(text_BMD).unflatten(-1, (self.num_heads, -1))
+        return TextKeys(k_BMHK=k_BMHK, v_BMHK=v_BMHK, counts_B=counts_B)
+
+    def attend(
+        self, x_BND: torch.Tensor, normed_BND: torch.Tensor, table_6D: torch.Tensor, rope: Rope, backend: str
+    ) -> torch.Tensor:
+        """Self-attention into x, in place; returns what cross-attention's query is projected from."""
+        qkv_BN3D = self.qkv(normed_BND)
+        qk_norm_rope_(
+            qkv_BN3D,
+            q_weight=self.q_norm,
+            k_weight=self.k_norm,
+            eps=self.eps,
+            num_heads=self.num_heads,
+            rope=rope,
+        )
+        q_BNHK, k_BNHK, v_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        branch_BND = self.out(attention(q_BNHK, k_BNHK, v_BNHK, backend=backend))
+        return self._residual(x_BND, branch_BND, gate=table_6D[2], norm=self.text_norm)
+
+    def finish(
+        self,
+        x_BND: torch.Tensor,
+        normed_BND: torch.Tensor,
+        table_6D: torch.Tensor,
+        text: TextKeys,
+        next_norm: Norm,
+    ) -> torch.Tensor:
+        """Cross-attention and feed-forward into x, in place; returns x under the norm of whatever is next."""
+        mixed_BND = text_attention(
+            self.text_q(normed_BND),
+            text.k_BMHK,
+            text.v_BMHK,
+            text.counts_B,
+            q_weight=self.text_q_norm,
+            eps=self.eps,
+        )
+        norm = Norm(weight=table_6D[4], bias=table_6D[3])
+        normed_BND = self._residual(x_BND, self.text_out(mixed_BND), gate=None, norm=norm)
+        branch_BND = self.down(linear_gelu(normed_BND, self.up.weight, self.up.bias))
+        return self._residual(x_BND, branch_BND, gate=table_6D[5], norm=next_norm)
+
+    def _residual(
+        self, x_BND: torch.Tensor, branch_BND: torch.Tensor, *, gate: torch.Tensor | None, norm: Norm | None
+    ) -> torch.Tensor:
+        if norm is None:
+            x_BND.copy_(x_BND + branch_BND if gate is None else gated_residual(x_BND, branch_BND, gate=gate))
+            return x_BND.clone()
+        return gated_residual_norm(
+            x_BND, branch_BND, gate=gate, weight=norm.weight, bias=norm.bias, eps=self.eps
+        )
+
+
+def wan_block(module: Any, *, num_heads: int, eps: float) -> WanBlock:
+    """Over a diffusers WanTransformerBlock's own weights; its self-attention projections become one."""
+    own, text = module.attn1, module.attn2
+    activation, _, down = module.ffn.net
+    qkv_weight, qkv_bias = fuse_linears([own.to_q, own.to_k, own.to_v])
+    return WanBlock(
+        num_heads=num_heads,
+        eps=eps,
+        qkv=Linear(weight=qkv_weight, bias=qkv_bias),
+        q_norm=own.norm_q.weight,
+        k_norm=own.norm_k.weight,
+        out=_linear(own.to_out[0]),
+        text_norm=_text_norm(module.norm2),
+        text_q=_linear(text.to_q),
+        text_q_norm=text.norm_q.weight,
+        text_k=_linear(text.to_k),
+        text_k_norm=text.norm_k.weight,
+        text_v=_linear(text.to_v),
+        text_out=_linear(text.to_out[0]),
+        up=_linear(activation.proj),
+        down=_linear(down),
+    )
+
+
+def first_norm(table_6D: torch.Tensor) -> Norm:
+    """Of a block's self-attention."""
+    return Norm(weight=table_6D[1], bias=table_6D[0])
+
+
+def _linear(module: Any) -> Linear:
+    return Linear(weight=module.weight, bias=module.bias)
+
+
+def _text_norm(norm: Any) -> Norm | None:
+    if isinstance(norm, torch.nn.Identity):
+        return None
+    return Norm(weight=norm.weight.float(), bias=norm.bias.float())

@@ -1,0 +1,74 @@
+"""One expert at work on one bucket: batches of prompts come and go, buffers and recorded kernels stay.
+
+Shapes: B clips, C latent channels, T latent frames, H and W latent sides, N tokens, S steps, L blocks,
+D channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.graph.fold import StepTables
+from pipeline.graph.recorded import Recorded
+from pipeline.models.wan_block import TextKeys
+from pipeline.models.wan_transformer import WanTransformer
+from pipeline.sampling.guidance import guided
+
+# Below it a forward is bound by what the CPU can launch: 5,070 tokens keep an H200 busy for 130 ms, 320
+# tokens leave it idle for most of 33.
+RECORDED_TOKENS = 8_192
+
+
+class WanDenoiser:
+    """A Denoiser. Bind it to a batch first; binding it to one of other shapes starts anew."""
+
+    def __init__(self, expert: WanTransformer) -> None:
+        self._expert = expert
+        self._texts: list[list[TextKeys]] = []
+        self._tables: StepTables | None = None
+        self._latent_shape: torch.Size | None = None
+        self._forwards: dict[int, Recorded] = {}
+
+    def bind(self, texts: Sequence[Sequence[TextKeys]], tables: StepTables) -> None:
+        """texts: of the prompts, and of the negative prompts where there is guidance. tables: all steps'."""
+        self._tables = tables
+        if _shapes(texts) == _shapes(self._texts):
+            for kept, given in zip(self._texts, texts, strict=True):
+                for own, other in zip(kept, given, strict=True):
+                    own.copy_(other)
+        else:
+            self._texts = [list(text) for text in texts]
+            self._forwards.clear()
+
+    def __call__(self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float) -> torch.Tensor:
+        assert self._tables is not None
+        num_texts = 1 if guidance_scale == 1.0 else 2
+        velocities = self._forward(num_texts, latents_BCTHW)(
+            latents_BCTHW, self._tables.blocks_SL6D[index], self._tables.head_S2D[index]
+        )
+        if num_texts == 1:
+            return velocities[0].to(torch.float32, copy=True)  # a recorded forward writes there again
+        conditional, unconditional = (velocity.float() for velocity in velocities)
+        return guided(conditional, unconditional, scale=guidance_scale)
+
+    def _forward(self, num_texts: int, latents_BCTHW: torch.Tensor) -> Recorded:
+        if latents_BCTHW.shape != self._latent_shape:  # another bucket: the last one's recordings hold memory
+            self._forwards.clear()
+            self._latent_shape = latents_BCTHW.shape
+        if num_texts not in self._forwards:
+            is_small = self._expert.num_tokens(latents_BCTHW.shape) <= RECORDED_TOKENS
+
+            def forward(
+                latents_BCTHW: torch.Tensor, blocks_L6D: torch.Tensor, head_2D: torch.Tensor
+            ) -> tuple[torch.Tensor, ...]:
+                texts = self._texts[:num_texts]
+                return tuple(self._expert(latents_BCTHW, blocks_L6D=blocks_L6D, head_2D=head_2D, texts=texts))
+
+            self._forwards[num_texts] = Recorded(forward, enabled=is_small and latents_BCTHW.is_cuda)
+        return self._forwards[num_texts]
+
+
+def _shapes(texts: Sequence[Sequence[TextKeys]]) -> list[torch.Size]:
+    return [keys.k_BMHK.shape for text in texts for keys in text[:1]]

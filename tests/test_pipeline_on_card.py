@@ -1,0 +1,124 @@
+"""What only a card can show: memory that stays, kernels that are replayed, libraries that are chosen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from manifests.job import Batch
+from pipeline.config import EngineConfig
+from pipeline.engine import Engine
+from pipeline.graph.attention_choice import choose_backend
+from pipeline.graph.recorded import Recorded
+from pipeline.kernels.attention import TORCH, attention, available_backends
+from pipeline.models.resolve import ResolvedModel, resolve_model
+from tests.pipeline_checkpoints import make_batch, make_job
+
+CARD = "cuda:0"
+
+
+@pytest.fixture(scope="module")
+def model() -> ResolvedModel:
+    return resolve_model("builtin")
+
+
+@pytest.fixture(scope="module")
+def engine(model: ResolvedModel, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    cache = tmp_path_factory.mktemp("cache")
+    return Engine(EngineConfig(device=CARD, models={model.spec.name: model.source}, machine_cache=cache))
+
+
+def batch(model: ResolvedModel, *seeds: int, size: int | None = None, num_frames: int = 17) -> Batch:
+    jobs = [
+        make_job(model, id=f"clip-{seed}", seed=seed, prompt=f"a red circle {seed}", num_frames=num_frames)
+        for seed in seeds
+    ]
+    return make_batch(model, *jobs, size=size)
+
+
+def allocations() -> tuple[int, int]:
+    stats = torch.cuda.memory_stats(CARD)
+    return stats["num_device_alloc"], stats["reserved_bytes.all.current"]
+
+
+def test_after_a_buckets_first_batch_the_card_is_asked_for_no_more_memory(
+    engine: Engine, model: ResolvedModel
+) -> None:
+    for first in (0, 10):  # twice, as kernels are recorded while the first batches run
+        engine.render(batch(model, first, first + 1))
+    before = allocations()
+    for first in (20, 30, 40):
+        engine.render(batch(model, first, first + 1))
+    assert allocations() == before
+
+
+def test_replayed_kernels_give_the_bits_of_the_first_calls(engine: Engine, model: ResolvedModel) -> None:
+    """A batch's first steps run kernel by kernel, its later ones and the next batch from the recording."""
+    first, again = (engine.render(batch(model, 1, 2, num_frames=13)).clips for _ in range(2))
+    for clip, other in zip(first, again, strict=True):
+        assert np.array_equal(clip.frames, other.frames)
+
+
+def test_a_job_alone_in_its_padded_batch_has_the_pixels_of_the_full_one(
+    engine: Engine, model: ResolvedModel
+) -> None:
+    full = {clip.job_id: clip.frames for clip in engine.render(batch(model, 1, 2, 3, 4)).clips}
+    (alone,) = engine.render(batch(model, 3, size=4)).clips
+    assert np.array_equal(alone.frames, full["clip-3"])
+
+
+def test_two_buckets_in_turn_keep_their_pixels(engine: Engine, model: ResolvedModel) -> None:
+    one, other = batch(model, 1, 2), batch(model, 1, 2, num_frames=9)
+    rendered = [engine.render(each).clips for each in (one, other, one, other)]
+    for early, late in ((0, 2), (1, 3)):
+        for clip, again in zip(rendered[early], rendered[late], strict=True):
+            assert np.array_equal(clip.frames, again.frames)
+
+
+def test_a_recording_takes_new_inputs_and_keeps_each_shape_apart() -> None:
+    recorded = Recorded(lambda x, y: (x * y + 1,), enabled=True)
+    for size in (3, 5, 3, 3, 5, 5, 3):
+        x, y = torch.randn(size, device=CARD), torch.randn(size, device=CARD)
+        assert torch.equal(recorded(x, y)[0], x * y + 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 2, 128), (2, 77, 3, 64)], ids=str)
+def test_every_attention_library_computes_attention(shape: tuple[int, int, int, int]) -> None:
+    fused = torch.randn((*shape[:2], 3, *shape[2:]), device=CARD, dtype=torch.bfloat16)
+    q, k, v = fused.unbind(2)
+    truth = attention(q.double(), k.double(), v.double(), backend=TORCH)
+    allowed = (attention(q, k, v, backend=TORCH).double() - truth).norm()
+    for backend in available_backends(CARD, dtype=torch.bfloat16):
+        assert (attention(q, k, v, backend=backend).double() - truth).norm() <= 2 * allowed + 1e-6
+
+
+def test_a_choice_is_measured_once_and_kept(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "attention.json"
+    shape = (1, 512, 2, 128)
+    chosen = choose_backend(shape, dtype=torch.bfloat16, device=CARD, file=file)
+    (key,) = json.loads(file.read_text())
+    file.write_text(json.dumps({key: TORCH}))
+    assert choose_backend(shape, dtype=torch.bfloat16, device=CARD, file=file) == TORCH
+    file.write_text("{")
+    assert choose_backend(shape, dtype=torch.bfloat16, device=CARD, file=file) in available_backends(
+        CARD, dtype=torch.bfloat16
+    )
+    assert chosen in available_backends(CARD, dtype=torch.bfloat16)
+
+
+def test_in_half_precision_a_clip_is_as_near_to_full_precision_as_half_precision_allows(
+    engine: Engine, model: ResolvedModel
+) -> None:
+    """The same job in fp32 on the card and in bf16: the same clip to the eye."""
+    exact = Engine(replace(engine.config, dtype="float32"))
+    (half,) = engine.render(batch(model, 5)).clips
+    (full,) = exact.render(batch(model, 5)).clips
+    assert half.frames is not None
+    assert full.frames is not None
+    error = half.frames.astype(float) - full.frames
+    assert 10 * np.log10(255**2 / (error**2).mean()) > 25
