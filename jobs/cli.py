@@ -281,7 +281,7 @@ def doctor(
 def bench(
     shape: Annotated[
         str | None,
-        typer.Argument(metavar="[SHAPE]", help="A published model's name (default: Wan2.2-TI2V-5B)."),
+        typer.Argument(metavar="SHAPE", help="A published model's name (default: Wan2.2-TI2V-5B)."),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="A checkpoint instead: alias, local folder, or hub id.")

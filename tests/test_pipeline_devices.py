@@ -41,12 +41,18 @@ def test_auto_precision_is_full_on_the_cpu_and_half_on_a_card() -> None:
     assert resolved(on_card) is on_card
 
 
-@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_waiting_threads_sleep_unless_told_otherwise(given: str | None, policy: str) -> None:
-    code = "import os, pipeline.rendering; print(os.environ['OMP_WAIT_POLICY'])"
-    environment = {} if given is None else {"OMP_WAIT_POLICY": given}
+@pytest.mark.parametrize(
+    ("variable", "default"),
+    [("OMP_WAIT_POLICY", "PASSIVE"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")],
+)
+@pytest.mark.parametrize("given", [None, "of the user's own"])
+def test_what_torch_reads_from_the_environment_is_set_unless_the_user_did(
+    variable: str, default: str, given: str | None
+) -> None:
+    code = f"import os, pipeline.rendering; print(os.environ['{variable}'])"
+    environment = {} if given is None else {variable: given}
     root = Path(__file__).parent.parent
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == policy
+    assert result.stdout.strip() == (given or default)
