@@ -4,7 +4,3 @@ import os
 # that waits for its team spins; when a video encoder has the other core, the team waits for a thread that
 # is not running: one 64x64 clip on two busy cores took 11.6 s instead of 1.0 s. Alone it changes nothing.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-# Read when torch first allocates on a card. Buckets of many sizes follow each other in one process: with
-# segments that grow, what one bucket frees can serve the next, whatever its sizes.
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

@@ -28,6 +28,21 @@ def device_memory_bytes(device: str) -> int:
     return torch.cuda.get_device_properties(device).total_memory
 
 
+def let_segments_grow() -> None:
+    """What one bucket frees on a card serves the next, whatever its sizes. Before torch first allocates there.
+
+    A user's own setting is left alone. Not set through the environment: the variable that torch 2.9 reads for
+    cards is one that it warns about.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" in os.environ or "PYTORCH_ALLOC_CONF" in os.environ:
+        return
+    if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+        set_settings = torch._C._accelerator_setAllocatorSettings
+    else:  # torch before 2.8
+        set_settings = torch.cuda.memory._set_allocator_settings
+    set_settings("expandable_segments:True")
+
+
 def versions() -> dict[str, str]:
     """Of the libraries that decide the pixels. `cuda` is "none" in a build of torch without it."""
     packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}

@@ -14,7 +14,7 @@ import torch
 from manifests.errors import NonFiniteOutput, OutOfDeviceMemory
 from manifests.job import Batch, Bucket, Job
 from pipeline.config import EngineConfig, ModelSource, resolved
-from pipeline.devices import device_name
+from pipeline.devices import device_name, let_segments_grow
 from pipeline.embeddings import encoder_revision
 from pipeline.frames import FrameCollector
 from pipeline.graph.attention_choice import backend_chooser
@@ -52,6 +52,7 @@ class Engine:
         self._prompts = PromptCache(self.config.embeddings)
         torch.backends.cudnn.deterministic = True
         if self.config.device != "cpu":
+            let_segments_grow()
             torch.cuda.set_device(self.config.device)  # or the first card would hold a context for nothing
 
     def render(self, batch: Batch) -> Rendering:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.config import EngineConfig, resolved
-from pipeline.devices import device_memory_bytes, device_name, list_devices, versions
+from pipeline.devices import device_memory_bytes, device_name, let_segments_grow, list_devices, versions
 
 
 def test_devices_are_the_cards_or_the_cpu() -> None:
@@ -41,18 +41,27 @@ def test_auto_precision_is_full_on_the_cpu_and_half_on_a_card() -> None:
     assert resolved(on_card) is on_card
 
 
-@pytest.mark.parametrize(
-    ("variable", "default"),
-    [("OMP_WAIT_POLICY", "PASSIVE"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")],
-)
-@pytest.mark.parametrize("given", [None, "of the user's own"])
-def test_what_torch_reads_from_the_environment_is_set_unless_the_user_did(
-    variable: str, default: str, given: str | None
-) -> None:
-    code = f"import os, pipeline.rendering; print(os.environ['{variable}'])"
-    environment = {} if given is None else {variable: given}
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_sleep_unless_told_otherwise(given: str | None, policy: str) -> None:
+    code = "import os, pipeline.rendering; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {} if given is None else {"OMP_WAIT_POLICY": given}
     root = Path(__file__).parent.parent
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == (given or default)
+    assert result.stdout.strip() == policy
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_segments_grow_unless_the_user_set_the_allocator(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", given.append, raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    let_segments_grow()
+    assert given == ["expandable_segments:True"]
+    monkeypatch.setenv(variable, "max_split_size_mb:64")
+    let_segments_grow()
+    assert len(given) == 1

@@ -122,3 +122,7 @@ def test_in_half_precision_a_clip_is_as_near_to_full_precision_as_half_precision
     assert full.frames is not None
     error = half.frames.astype(float) - full.frames
     assert 10 * np.log10(255**2 / (error**2).mean()) > 25
+
+
+def test_the_allocators_segments_grow(engine: Engine) -> None:
+    assert torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
