@@ -29,7 +29,7 @@ def device_memory_bytes(device: str) -> int:
 
 
 def let_segments_grow() -> None:
-    """What one bucket frees on a card serves the next, whatever its sizes. Before torch first allocates there.
+    """What one bucket frees on a card serves the next, of whatever size. Before torch first allocates there.
 
     A user's own setting is left alone. Not set through the environment: the variable that torch 2.9 reads for
     cards is one that it warns about.
