@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs.views import line
+from jobs.terminal import line
 
 _Column = Mapping[str, Any]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jobs.config import DEFAULT, Settings, unknown_variables
+from jobs.terminal import line
 from manifests.errors import Busy, VgbatchError
 
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ def print_checks(checks: list[Check], console: Console, *, as_json: bool) -> Non
         return
     width = max(len(check.name) for check in checks)
     for check in checks:
-        _print_line(console, f"{check.state:<7}  {check.name:<{width}}  {check.detail}")
+        line(console, f"{check.state:<7}  {check.name:<{width}}  {check.detail}")
         if check.hint:
-            _print_line(console, f"{'':<7}  {'':<{width}}  hint: {check.hint}")
+            line(console, f"{'':<7}  {'':<{width}}  hint: {check.hint}")
 
 
 def config_values(settings: Settings) -> dict[str, dict[str, str | None]]:
@@ -104,7 +105,7 @@ def print_config(settings: Settings, console: Console, *, as_json: bool) -> None
     rows += [(f"models.{alias}", target, "") for alias, target in settings.aliases.items()]
     names, shown, _ = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))
     for name, value, origin in rows:
-        _print_line(console, f"{name:<{names}}  {value:<{shown}}  {origin}".rstrip())
+        line(console, f"{name:<{names}}  {value:<{shown}}  {origin}".rstrip())
 
 
 def _python() -> Check:
@@ -262,8 +263,4 @@ def _one_line(error: Exception) -> str:
 
 
 def _print_json(console: Console, facts: Mapping[str, object]) -> None:
-    _print_line(console, json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _print_line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    line(console, json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))

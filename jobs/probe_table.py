@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from jobs.probing import BucketProbe, Probe
-from jobs.views import bucket_settings, counted, line
+from jobs.terminal import line
+from jobs.views import bucket_settings, counted
 from pipeline.config import NUMERICS
 
 

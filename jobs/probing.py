@@ -16,7 +16,7 @@ from jobs.messages import Task, TaskResult
 from jobs.models import Models
 from jobs.runner import choose_devices, new_run_id
 from jobs.stopping import Stop
-from jobs.views import line
+from jobs.terminal import line
 from jobs.worker import RendererFactory
 from manifests.job import Batch, Bucket
 from manifests.packing import PROBE

@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from jobs.config import Settings
-from jobs.views import MAX_ROWS_SHOWN, line, show_mapping
+from jobs.terminal import line
+from jobs.views import MAX_ROWS_SHOWN, show_mapping
 from manifests.errors import UsageError
 from storage.ledger import Ledger
 

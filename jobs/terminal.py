@@ -35,6 +35,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def line(console: Console, text: str) -> None:
+    """One line as it is: no markup, no wrapping."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
 class _BestEffort:
     """A message stream that loses what cannot be written: a full log or a reader that left must not
     cost the night."""

@@ -18,7 +18,7 @@ from rich.table import Table
 from jobs.prepare import Planned
 from jobs.progress import format_duration
 from jobs.runner import RunSummary
-from jobs.terminal import printable
+from jobs.terminal import line
 from manifests.job import Bucket
 from manifests.packing import RULE
 
@@ -261,8 +261,3 @@ def _jobs(count: int) -> str:
 def counted(count: int, one: str, many: str) -> str:
     """`1 batch`, `2 batches`."""
     return f"{count} {one if count == 1 else many}"
-
-
-def line(console: Console, text: str) -> None:
-    """One line as it is: no markup, no wrapping."""
-    console.print(escape(printable(text)), highlight=False, soft_wrap=True)

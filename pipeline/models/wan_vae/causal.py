@@ -37,7 +37,7 @@ def in_one(window_THWC: torch.Tensor, weight_OC3KK: torch.Tensor, *, padding: in
 
 
 def frame_by_frame(window_THWC: torch.Tensor, weight_OC3KK: torch.Tensor, *, padding: int) -> torch.Tensor:
-    """For CPUs: of a single clip torch's conv3d takes the slow way round, 3 to 15 times as long as this."""
+    """For CPUs: of a single clip torch's conv3d takes up to 11 times as long as this."""
     num_frames = len(window_THWC) - 2
     frames_TCHW = window_THWC.permute(0, 3, 1, 2)
     result_TOHW, *others = (
