@@ -5,6 +5,8 @@ Shapes: F frames, H and W pixels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,6 +16,15 @@ import torch.nn.functional as F
 _RED, _GREEN, _BLUE = 0.2126, 0.7152, 0.0722
 _CB_RANGE = 2 * (1 - _BLUE)
 _CR_RANGE = 2 * (1 - _RED)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """On its way from the device. The source lives until it is done, so its memory is never in doubt."""
+
+    source: torch.Tensor
+    pinned: torch.Tensor
+    done: torch.cuda.Event
 
 
 class FrameCollector:
@@ -29,7 +40,7 @@ class FrameCollector:
         self._frames = np.empty((num_frames, height * 3 // 2, width), np.uint8)
         self._num_taken = 0
         self._copying = torch.cuda.Stream(device) if device != "cpu" else None
-        self._waiting: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._waiting: _Copy | None = None
 
     def add(self, rgb_3FHW: torch.Tensor) -> None:
         """RGB in [0, 1], at least as large as asked for; pieces in order."""
@@ -50,21 +61,19 @@ class FrameCollector:
         assert self._num_taken == len(self._frames), (self._num_taken, len(self._frames))
         return self._frames
 
-    def _copied(self, i420: torch.Tensor, stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _copied(self, i420: torch.Tensor, stream: torch.cuda.Stream) -> _Copy:
         stream.wait_stream(torch.cuda.current_stream(i420.device))
         with torch.cuda.stream(stream):
             pinned = torch.empty(i420.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(i420, non_blocking=True)
-            i420.record_stream(stream)
             done = torch.cuda.Event()
             done.record(stream)
-        return pinned, done
+        return _Copy(source=i420, pinned=pinned, done=done)
 
-    def _wait_for(self, piece: tuple[torch.Tensor, torch.cuda.Event] | None) -> None:
-        if piece is not None:
-            pinned, done = piece
-            done.synchronize()
-            self._take(pinned)
+    def _wait_for(self, copy: _Copy | None) -> None:
+        if copy is not None:
+            copy.done.synchronize()
+            self._take(copy.pinned)
 
     def _take(self, i420: torch.Tensor) -> None:
         end = self._num_taken + len(i420)
