@@ -17,7 +17,7 @@ from pipeline.models.tiny.networks import (
     make_transformer,
 )
 from pipeline.models.tiny.text_encoder import encode_text, relative_buckets
-from pipeline.models.wan import _text_keys
+from pipeline.models.wan import padded
 from pipeline.models.wan_transformer import WanTransformer
 
 PROMPTS = ["A red circle moves left", "", "字 and a tiny blue square, seen from above " * 2]
@@ -67,7 +67,7 @@ def test_text_and_velocity_are_what_the_engine_computes(sizes: Sizes) -> None:
             latents[index : index + 1],
             blocks_L6D=tables.blocks_SL6D[index],
             head_2D=tables.head_S2D[index],
-            texts=[_text_keys(engine, [prompt])],
+            texts=[engine.text_keys(*padded([prompt], device=latents.device))],
         )
         assert wanted.std() > 0.1
         assert (trained[index] - wanted[0]).abs().max() < 1e-4

@@ -101,6 +101,20 @@ def test_text_keys_of_a_prompt_do_not_depend_on_its_neighbours() -> None:
         torch.testing.assert_close(together.v_BMHK[1:], alone.v_BMHK, rtol=0, atol=1e-5)
 
 
+def test_another_prompts_keys_take_the_room_of_the_last_ones() -> None:
+    transformer = WanTransformer(make_module())
+    _, text, _ = inputs()
+    counts = torch.tensor([21, 13], dtype=torch.int32)
+    kept = transformer.text_keys(text, counts)
+    places = [keys.k_BMHK.data_ptr() for keys in kept]
+    renewed = transformer.text_keys(text.flip(0), counts.flip(0), into=kept)
+    assert [keys.k_BMHK.data_ptr() for keys in renewed] == places
+    for keys, fresh in zip(renewed, transformer.text_keys(text.flip(0), counts.flip(0)), strict=True):
+        assert torch.equal(keys.k_BMHK, fresh.k_BMHK)
+        assert torch.equal(keys.v_BMHK, fresh.v_BMHK)
+        assert torch.equal(keys.counts_B, fresh.counts_B)
+
+
 def test_it_computes_with_the_modules_own_weights() -> None:
     module = make_module()
     transformer = WanTransformer(module)

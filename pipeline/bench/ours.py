@@ -54,11 +54,13 @@ def guided_step(setting: Setting, module: Any, inputs: GuidedInputs) -> Callable
 class Decoding:
     """A call decodes latents to RGB in [0, 1] on the device, piece by piece; the engine keeps none of them.
 
-    vae: in `vae_dtype`, ours to re-arrange.
+    vae: in `vae_dtype`, ours to re-arrange. memory_bytes: as WanModel's decode_bytes.
     """
 
-    def __init__(self, setting: Setting, vae: Any, latents_1CTHW: torch.Tensor) -> None:
-        self._model = _model(setting, vae=vae)
+    def __init__(
+        self, setting: Setting, vae: Any, latents_1CTHW: torch.Tensor, *, memory_bytes: int | None = None
+    ) -> None:
+        self._model = _model(setting, vae=vae, decode_bytes=memory_bytes)
         self._latents_1CTHW = latents_1CTHW
 
     def __call__(self) -> None:
@@ -124,6 +126,7 @@ def _model(
     vae: Any = None,
     text_encoder: Any = None,
     tokenizer: Any = None,
+    decode_bytes: int | None = None,
 ) -> WanModel:
     """What load_wan makes of a checkpoint; a stage leaves out what it has no use for."""
     shape = setting.shape
@@ -135,6 +138,7 @@ def _model(
         experts=[WanTransformer(expert, backend_of=_backend_of(setting)) for expert in experts],
         scheduler_config=shape.scheduler,
         boundary_timestep=None if shape.boundary_ratio is None else shape.boundary_ratio * train_timesteps,
+        decode_bytes=decode_bytes,
     )
 
 

@@ -16,7 +16,7 @@ from pipeline.bench.clips import Mp4, clip_stage, small_stage, steady_stage
 from pipeline.bench.clock import Clock, free_memory
 from pipeline.bench.matmul import make_matmul
 from pipeline.bench.operations import decode_operations, guided_operations
-from pipeline.bench.results import DIFFUSERS, OURS, TUNED, StageResult
+from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, TUNED, StageResult
 from pipeline.bench.setting import NEGATIVE_TOKENS, PROMPT_TOKENS, Setting, guided_inputs, noise
 from pipeline.bench.turns import Lineup
 
@@ -124,6 +124,11 @@ def decode_stage(setting: Setting) -> StageResult:
     lineup.add(
         OURS, lambda: ours.Decoding(setting, vae(our_dtype), latents_1CTHW), output_of=ours.Decoding.video
     )
+    lineup.add(
+        OURS_BY_FRAME,
+        lambda: ours.Decoding(setting, vae(our_dtype), latents_1CTHW, memory_bytes=0),
+        output_of=ours.Decoding.video,
+    )
     tuned_name, our_name = (str(dtype).removeprefix("torch.") for dtype in (setting.dtype, our_dtype))
     result = StageResult(
         stage="decode",
@@ -131,7 +136,8 @@ def decode_stage(setting: Setting) -> StageResult:
         operations=decode_operations(setting.shape.vae, latent_shape_CTHW=setting.latent_shape_CTHW),
         notes=(
             "in the timer: latents to RGB in [0, 1] on the device; memory of the VAE alone",
-            f"diffusers in float32, tuned in {tuned_name}, ours in {our_name}",
+            f"diffusers in float32, tuned in {tuned_name}, ours in {our_name}: with as many latent frames at "
+            "once as memory allows, and by frame",
         ),
     )
     return _in_turns(setting, lineup, result)

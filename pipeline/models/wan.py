@@ -25,21 +25,21 @@ from pipeline.memory.streaming import RESIDENT_FRAC
 from pipeline.models.hub import fetch_weights
 from pipeline.models.text import MAX_TOKENS
 from pipeline.models.text_encoder import encode_prompts, page_locked
-from pipeline.models.wan_block import TextKeys
-from pipeline.models.wan_denoiser import WanDenoiser
+from pipeline.models.wan_denoiser import PaddedTexts, WanDenoiser
 from pipeline.models.wan_transformer import BackendOf, WanTransformer, torch_attention
 from pipeline.models.wan_vae.decoder import WanDecoder
 
-# For decoding, weights aside. Fixed, as how many frames are decoded at once can change a pixel's last bit,
-# and a clip must not depend on what else its card holds. Wan2.2 at 1344x768 decodes two at once, in 7.4 GiB
-# with its weights.
-_DECODE_BYTES = 7_000_000_000
+# Of a device's memory, for decoding, weights aside. Of all of it, as how many frames are decoded at once can
+# change a pixel's last bit, and a clip must not depend on what else its card holds. With an H200's 140 GiB,
+# Wan2.2 at 1344x768 decodes four at once, in about 9 GiB with its weights.
+_DECODE_FRAC = 1 / 12
 
 
 class WanModel:
     """A VideoModel over the components of a diffusers WanPipeline.
 
-    experts: one transformer, or the high-noise and the low-noise one.
+    experts: one transformer, or the high-noise and the low-noise one. decode_bytes: for the decoder beside
+    its weights (default: a share of its device's memory); a frame at a time where that is too little.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class WanModel:
         experts: Sequence[WanTransformer],
         scheduler_config: Mapping[str, Any],
         boundary_timestep: float | None,
+        decode_bytes: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.text_encoder = text_encoder
@@ -58,6 +59,7 @@ class WanModel:
         self.experts = experts
         self.scheduler_config = scheduler_config
         self.boundary_timestep = boundary_timestep
+        self._decode_bytes = decode_bytes
         self._denoisers: dict[int, WanDenoiser] = {}
 
     def encode(self, prompts: Sequence[str]) -> list[torch.Tensor]:
@@ -83,9 +85,11 @@ class WanModel:
         expert: int,
     ) -> WanDenoiser:
         transformer = self.experts[expert]
-        texts = [_text_keys(transformer, texts) for texts in (prompts, negatives) if texts]
+        device = transformer.module.patch_embedding.weight.device
         denoiser = self._denoisers.setdefault(expert, WanDenoiser(transformer))
-        denoiser.bind(texts, transformer.step_tables(timesteps))
+        denoiser.bind(
+            [padded(texts, device=device) for texts in (prompts, negatives) if texts], timesteps_S=timesteps
+        )
         return denoiser
 
     def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -106,15 +110,17 @@ class WanModel:
 
     def _frames_at_once(self, latents_1CTHW: torch.Tensor) -> int:
         *_, height, width = latents_1CTHW.shape
-        return self._decoder.frames_at_once(height=height, width=width, free_bytes=_DECODE_BYTES)
+        free_bytes = self._decode_bytes
+        if free_bytes is None:
+            free_bytes = int(_DECODE_FRAC * device_memory_bytes(str(latents_1CTHW.device)))
+        return self._decoder.frames_at_once(height=height, width=width, free_bytes=free_bytes)
 
 
-def _text_keys(transformer: WanTransformer, prompts: Sequence[torch.Tensor]) -> list[TextKeys]:
-    # Wan was trained with zeros, unmasked, after the prompt.
-    padded = [F.pad(prompt_LE, (0, 0, 0, MAX_TOKENS - len(prompt_LE))) for prompt_LE in prompts]
+def padded(prompts: Sequence[torch.Tensor], *, device: torch.device) -> PaddedTexts:
+    """As Wan was trained: zeros, unmasked, after the prompt. prompts: (L, E) each."""
+    rows = [F.pad(prompt_LE, (0, 0, 0, MAX_TOKENS - len(prompt_LE))) for prompt_LE in prompts]
     counts_B = torch.tensor([len(prompt_LE) for prompt_LE in prompts], dtype=torch.int32)
-    device = transformer.module.patch_embedding.weight.device
-    return transformer.text_keys(torch.stack(padded).to(device), counts_B.to(device))
+    return torch.stack(rows).to(device), counts_B.to(device)
 
 
 def load_wan(

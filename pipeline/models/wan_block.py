@@ -34,6 +34,13 @@ class TextKeys:
     v_BMHK: torch.Tensor
     counts_B: torch.Tensor
 
+    @classmethod
+    def room_for(cls, text_BMD: torch.Tensor, *, num_heads: int) -> TextKeys:
+        """Not filled yet."""
+        k_BMHK, v_BMHK = (torch.empty_like(text_BMD).unflatten(-1, (num_heads, -1)) for _ in range(2))
+        counts_B = torch.empty(len(text_BMD), dtype=torch.int32, device=text_BMD.device)
+        return cls(k_BMHK=k_BMHK, v_BMHK=v_BMHK, counts_B=counts_B)
+
     def copy_(self, other: TextKeys) -> None:
         """Take over another prompt's, in place."""
         for own, given in (

@@ -1,7 +1,7 @@
 """One expert at work on one bucket: batches of prompts come and go, buffers and recorded kernels stay.
 
 Shapes: B clips, C latent channels, T latent frames, H and W latent sides, N tokens, S steps, L blocks,
-D channels.
+M rows of text, E text channels, D channels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pipeline.graph.recorded import Recorded
 from pipeline.models.wan_block import TextKeys
 from pipeline.models.wan_transformer import WanTransformer
 from pipeline.sampling.guidance import guided
+
+PaddedTexts = tuple[torch.Tensor, torch.Tensor]  # text_BME, counts_B, as WanTransformer.text_keys takes them
 
 # Below it a forward is bound by what the CPU can launch: 5,070 tokens keep an H200 busy for 130 ms, 320
 # tokens leave it idle for most of 33.
@@ -31,16 +33,18 @@ class WanDenoiser:
         self._latent_shape: torch.Size | None = None
         self._forwards: dict[int, Recorded] = {}
 
-    def bind(self, texts: Sequence[Sequence[TextKeys]], tables: StepTables) -> None:
-        """texts: of the prompts, and of the negative prompts where there is guidance. tables: all steps'."""
-        self._tables = tables
-        if _shapes(texts) == _shapes(self._texts):
-            for kept, given in zip(self._texts, texts, strict=True):
-                for own, other in zip(kept, given, strict=True):
-                    own.copy_(other)
-        else:
-            self._texts = [list(text) for text in texts]
+    def bind(self, texts: Sequence[PaddedTexts], *, timesteps_S: torch.Tensor) -> None:
+        """texts: the prompts', and the negative prompts' where there is guidance. timesteps: of all steps."""
+        kept = [text[0].k_BMHK.shape[:2] for text in self._texts]
+        if [text_BME.shape[:2] for text_BME, _ in texts] != kept:
+            self._texts.clear()
             self._forwards.clear()
+        into = self._texts or [[] for _ in texts]
+        self._texts = [
+            self._expert.text_keys(*text, into=keys) for text, keys in zip(texts, into, strict=True)
+        ]
+        self._tables = None  # the last batch's make room first
+        self._tables = self._expert.step_tables(timesteps_S)
 
     def __call__(self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float) -> torch.Tensor:
         assert self._tables is not None
@@ -68,7 +72,3 @@ class WanDenoiser:
 
             self._forwards[num_texts] = Recorded(forward, enabled=is_small and latents_BCTHW.is_cuda)
         return self._forwards[num_texts]
-
-
-def _shapes(texts: Sequence[Sequence[TextKeys]]) -> list[torch.Size]:
-    return [keys.k_BMHK.shape for text in texts for keys in text[:1]]

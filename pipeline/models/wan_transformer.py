@@ -58,13 +58,20 @@ class WanTransformer:
         self._backend_of = backend_of
         self._rope: dict[torch.Size, Rope] = {}
 
-    def text_keys(self, text_BME: torch.Tensor, counts_B: torch.Tensor) -> list[TextKeys]:
+    def text_keys(
+        self, text_BME: torch.Tensor, counts_B: torch.Tensor, *, into: Sequence[TextKeys] = ()
+    ) -> list[TextKeys]:
         """Cross-attention keys and values of every block: the same at every step, so computed once a batch.
 
         text_BME: the text encoder's output, of which row b has counts_B[b] tokens and zeros after them.
+        into: an earlier result for as many rows, which becomes this one.
         """
         text_BMD = self.module.condition_embedder.text_embedder(text_BME.to(self.dtype))
-        return [block.text_keys(text_BMD, counts_B) for block in self.blocks]
+        # Room for all before the first is computed: a later batch, which has it, then allocates no more.
+        kept = list(into) or [TextKeys.room_for(text_BMD, num_heads=self.num_heads) for _ in self.blocks]
+        for keys, block in zip(kept, self.blocks, strict=True):
+            keys.copy_(block.text_keys(text_BMD, counts_B))
+        return kept
 
     def step_tables(self, timesteps_S: torch.Tensor) -> StepTables:
         """What each timestep means to every block, for a whole schedule."""
