@@ -10,6 +10,7 @@ import torch
 
 from pipeline.graph import attention_choice
 from pipeline.graph.attention_choice import backend_chooser, choose_backend
+from pipeline.kernels.attention import CUDNN, FLASH3, TORCH, query_rows
 
 SHAPE, OTHER = (1, 640, 2, 128), (1, 320, 2, 128)
 TIMES_S = {"flash3": 2.0, "cudnn": 1.0, "torch": 3.0}
@@ -36,6 +37,15 @@ def choose(file: Path, shape: tuple[int, int, int, int] = SHAPE) -> str:
 
 def edit(file: Path, backend: str) -> None:
     file.write_text(json.dumps(dict.fromkeys(json.loads(file.read_text()), backend)))
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "rows"),
+    [(31_248, 31_361), (31_361, 31_361), (32_760, 32_760), (61_488, 61_569), (320, 320), (0, 0)],
+)
+def test_many_blocks_of_queries_become_even(num_queries: int, rows: int) -> None:
+    assert query_rows(num_queries, backend=FLASH3) == rows
+    assert query_rows(num_queries, backend=CUDNN) == query_rows(num_queries, backend=TORCH) == num_queries
 
 
 def test_the_cpu_has_one_library_and_measures_nothing(tmp_path: Path) -> None:

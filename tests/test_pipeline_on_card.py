@@ -15,7 +15,7 @@ from pipeline.config import EngineConfig
 from pipeline.engine import Engine
 from pipeline.graph.attention_choice import choose_backend
 from pipeline.graph.recorded import Recorded
-from pipeline.kernels.attention import TORCH, attention, available_backends
+from pipeline.kernels.attention import FLASH3, TORCH, attention, available_backends, query_rows
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from tests.pipeline_checkpoints import make_batch, make_job
 
@@ -95,6 +95,21 @@ def test_every_attention_library_computes_attention(shape: tuple[int, int, int, 
     allowed = (attention(q, k, v, backend=TORCH).double() - truth).norm()
     for backend in available_backends(CARD, dtype=torch.bfloat16):
         assert (attention(q, k, v, backend=backend).double() - truth).norm() <= 2 * allowed + 1e-6
+
+
+def test_flash_attention_given_an_even_number_of_blocks_computes_the_same_attention() -> None:
+    num_tokens = 41 * 128 - 3
+    rows = query_rows(num_tokens, backend=FLASH3)
+    assert rows > num_tokens
+    q, k, v = (torch.randn(1, rows, 2, 128, device=CARD, dtype=torch.bfloat16) for _ in range(3))
+    k, v = k[:, :num_tokens], v[:, :num_tokens]
+    q[:, num_tokens:] = torch.nan
+    if FLASH3 not in available_backends(CARD, dtype=torch.bfloat16):
+        return  # a card or an installation without it never pads
+    truth = attention(q[:, :num_tokens].double(), k.double(), v.double(), backend=TORCH)
+    allowed = (attention(q[:, :num_tokens], k, v, backend=TORCH).double() - truth).norm()
+    mixed = attention(q, k, v, backend=FLASH3)[:, :num_tokens]
+    assert (mixed.double() - truth).norm() <= 2 * allowed + 1e-6
 
 
 def test_a_choice_is_measured_once_and_kept(tmp_path: Path) -> None:

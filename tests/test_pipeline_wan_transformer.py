@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
+from pipeline.models import wan_block
 from pipeline.models.wan_transformer import WanTransformer
 
 LATENTS = (2, 4, 3, 6, 10)  # clips, channels, frames, height, width: odd numbers of tokens
@@ -99,6 +100,24 @@ def test_text_keys_of_a_prompt_do_not_depend_on_its_neighbours() -> None:
     ):
         torch.testing.assert_close(together.k_BMHK[1:], alone.k_BMHK, rtol=0, atol=1e-5)
         torch.testing.assert_close(together.v_BMHK[1:], alone.v_BMHK, rtol=0, atol=1e-5)
+
+
+def test_rows_of_queries_behind_the_clips_own_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make_module()
+    latents, text, timestep = inputs()
+    transformer = WanTransformer(module)
+    keys = transformer.text_keys(text[:1], torch.tensor([21], dtype=torch.int32))
+    tables = transformer.step_tables(timestep[None])
+
+    def velocity() -> torch.Tensor:
+        with torch.inference_mode():
+            return transformer(
+                latents[:1], blocks_L6D=tables.blocks_SL6D[0], head_2D=tables.head_S2D[0], texts=[keys]
+            )[0]
+
+    expected = velocity()
+    monkeypatch.setattr(wan_block, "query_rows", lambda num_queries, *, backend: num_queries + 5)
+    torch.testing.assert_close(velocity(), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
 
 
 def test_another_prompts_keys_take_the_room_of_the_last_ones() -> None:

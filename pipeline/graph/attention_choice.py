@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from pipeline.devices import device_name
-from pipeline.kernels.attention import attention, available_backends, flash3_version
+from pipeline.kernels.attention import attention, available_backends, flash3_version, query_rows
 
 Shape = tuple[int, int, int, int]
 
@@ -56,7 +56,9 @@ def _key(shape_BNHK: Shape, dtype: torch.dtype, device: str) -> str:
 
 def _median_s(backend: str, shape_BNHK: Shape, dtype: torch.dtype, device: str) -> float:
     """Infinite where the library does not know such heads: each has its own list of channels."""
-    qkv = [torch.randn(shape_BNHK, dtype=dtype, device=device) for _ in range(3)]
+    clips, tokens, *head = shape_BNHK
+    rows = (query_rows(tokens, backend=backend), tokens, tokens)
+    qkv = [torch.randn((clips, count, *head), dtype=dtype, device=device) for count in rows]
     times_s = []
     for _ in range(_WARM_UP + _TIMED):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -3,7 +3,7 @@
 The residual stream is updated in place. A block is entered with the stream and its first norm already taken,
 and left the same way for the next block: that norm is fused with the residual that comes before it.
 
-Shapes: B clips, N tokens, M rows of text, D channels, H heads of K channels.
+Shapes: B clips, N tokens, R rows of queries, M rows of text, D channels, H heads of K channels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.graph.fold import fuse_linears
-from pipeline.kernels.attention import attention
+from pipeline.kernels.attention import attention, query_rows
 from pipeline.kernels.gated_residual import gated_residual
 from pipeline.kernels.gated_residual_norm import gated_residual_norm
 from pipeline.kernels.gelu import linear_gelu
@@ -69,6 +69,17 @@ class Linear:
     def __call__(self, x_BNI: torch.Tensor) -> torch.Tensor:
         return F.linear(x_BNI, self.weight, self.bias)
 
+    def with_room(self, x_BNI: torch.Tensor, *, num_rows: int) -> torch.Tensor:
+        """(B, num_rows, out): rows of zeros behind the result of a single clip; more have no room for any."""
+        clips, tokens, _ = x_BNI.shape
+        if num_rows == tokens:
+            return self(x_BNI)
+        assert clips == 1, x_BNI.shape
+        out_1RO = x_BNI.new_empty(1, num_rows, len(self.weight))
+        torch.addmm(self.bias, x_BNI[0], self.weight.t(), out=out_1RO[0, :tokens])
+        out_1RO[:, tokens:].zero_()
+        return out_1RO
+
 
 @dataclass(frozen=True, kw_only=True)
 class WanBlock:
@@ -102,7 +113,10 @@ class WanBlock:
         self, x_BND: torch.Tensor, normed_BND: torch.Tensor, table_6D: torch.Tensor, rope: Rope, backend: str
     ) -> torch.Tensor:
         """Self-attention into x, in place; returns what cross-attention's query is projected from."""
-        qkv_BN3D = self.qkv(normed_BND)
+        num_tokens = x_BND.shape[1]
+        num_rows = query_rows(num_tokens, backend=backend) if len(x_BND) == 1 else num_tokens
+        qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=num_rows)
+        qkv_BN3D = qkv_BR3D[:, :num_tokens]
         qk_norm_rope_(
             qkv_BN3D,
             q_weight=self.q_norm,
@@ -111,8 +125,10 @@ class WanBlock:
             num_heads=self.num_heads,
             rope=rope,
         )
-        q_BNHK, k_BNHK, v_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        branch_BND = self.out(attention(q_BNHK, k_BNHK, v_BNHK, backend=backend))
+        q_BRHK = qkv_BR3D.unflatten(-1, (3, self.num_heads, -1))[:, :, 0]
+        _, k_BNHK, v_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        mixed_BND = attention(q_BRHK, k_BNHK, v_BNHK, backend=backend)[:, :num_tokens]
+        branch_BND = self.out(mixed_BND)
         return self._residual(x_BND, branch_BND, gate=table_6D[2], norm=self.text_norm)
 
     def finish(
