@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from manifests.errors import ModelError
 from manifests.model_spec import ModelSpec
 from pipeline.config import ModelSource
+from pipeline.memory.residency import is_streamed, smallest_card_bytes
 from pipeline.models.resolve import ResolvedModel, resolve_model
 
 
@@ -43,8 +44,25 @@ class Models:
             if not isinstance(resolved, ModelError)
         ]
 
+    def streaming_notes(self) -> list[str]:
+        """One line for each model in use whose weights do not fit on this machine's cards."""
+        card_bytes = smallest_card_bytes()
+        if card_bytes is None:
+            return []
+        return [
+            f"{name}: {_gibibytes(resolved.transformer_bytes)} of transformer weights do not fit on a card "
+            f"of {_gibibytes(card_bytes)} beside what a clip needs: every step fetches them from host memory"
+            for name, resolved in self._resolved.items()
+            if not isinstance(resolved, ModelError)
+            and is_streamed(resolved.transformer_bytes, card_bytes=card_bytes)
+        ]
+
     def _resolve(self, name: str) -> ResolvedModel | ModelError:
         try:
             return resolve_model(name, pinned_revision=self._pinned(name), aliases=self._aliases)
         except ModelError as error:
             return error
+
+
+def _gibibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

@@ -132,6 +132,7 @@ def plan_reading(
         select=selection.select,
         max_attempts=MAX_ATTEMPTS,
     )
+    made = replace(made, notes=(*made.notes, *models.streaming_notes()))
     ids, fingerprints, numbers = (
         history.failures[name].to_pylist() for name in ("id", "fingerprint", "number")
     )

@@ -1,10 +1,14 @@
 """Whole runs over real checkpoint folders, with the real engine in the workers."""
 
+import json
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
+import jobs.models
 import vgbatch
+from jobs.cli import app
 from manifests.errors import ModelError
 from pipeline.models.resolve import resolve_model
 from tests.pipeline_checkpoints import SHORT, build_checkpoint
@@ -72,3 +76,17 @@ def test_damaged_weights_fail_their_jobs_with_the_reason(tmp_path, monkeypatch, 
     )
     assert (summary.num_failed, summary.exit_code) == (1, 3)
     assert clips_list(tmp_path)["a"]["reason"]
+
+
+def test_the_plan_says_which_models_do_not_fit_on_a_card(tmp_path, monkeypatch, checkpoints):
+    monkeypatch.chdir(tmp_path)
+    manifest = write_manifest(tmp_path, rows_for(checkpoints))
+    too_large = {}
+    for card_bytes in (1_000, 100_000, 2**40, None):
+        monkeypatch.setattr(jobs.models, "smallest_card_bytes", lambda card_bytes=card_bytes: card_bytes)
+        result = CliRunner().invoke(app, ["plan", str(manifest), "--json"])
+        notes = json.loads(result.stdout)["notes"]
+        assert all("every step fetches them from host memory" in note for note in notes)
+        too_large[card_bytes] = {note.partition(":")[0] for note in notes}
+    everything = {"builtin", str(checkpoints["a14b"]), str(checkpoints["ti2v"])}
+    assert too_large == {1_000: everything, 100_000: {"builtin"}, 2**40: set(), None: set()}

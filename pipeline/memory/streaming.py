@@ -12,10 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 
-# Of the card's memory may be a transformer's weights, all experts together. The rest is for what a clip
-# needs: 2 GB at 31,000 tokens of 3,072 channels, and 7 for its decoding.
-RESIDENT_FRAC = 0.6
-
 Layer = TypeVar("Layer")
 
 

@@ -16,6 +16,7 @@ from pipeline.sampling.levels import sampler_settings
 
 OVERRIDES_FILE = "vgbatch.json"
 
+_TRANSFORMER_SIZES = ("num_layers", "num_attention_heads", "attention_head_dim", "ffn_dim")
 _HINT = (
     "a model is a diffusers text-to-video WanPipeline: model_index.json, tokenizer/, text_encoder/, vae/, "
     "transformer/ and scheduler/, with safetensors weights"
@@ -149,6 +150,7 @@ def _check_numbers(checkpoint: Checkpoint) -> None:
         "scale_factor_spatial of the vae": checkpoint.vae.get("scale_factor_spatial", 8),
         "scale_factor_temporal of the vae": checkpoint.vae.get("scale_factor_temporal", 4),
         "rope_max_seq_len of the transformer": checkpoint.transformer.get("rope_max_seq_len", 1024),
+        **{f"{name} of the transformer": checkpoint.transformer.get(name) for name in _TRANSFORMER_SIZES},
         "flow_shift of the scheduler": checkpoint.scheduler.get("flow_shift", 1.0),
         "shift of the scheduler": checkpoint.scheduler.get("shift", 1.0),
         "boundary_ratio of model_index.json": 1 if boundary_ratio is None else boundary_ratio,

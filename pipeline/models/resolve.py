@@ -10,6 +10,7 @@ from manifests.errors import ModelError
 from manifests.model_spec import ModelSpec
 from pipeline.config import ModelSource
 from pipeline.memory.caps import batch_cap
+from pipeline.memory.residency import transformer_bytes
 from pipeline.models.checkpoint import Checkpoint, read_checkpoint
 from pipeline.models.families import Defaults, defaults_of
 from pipeline.models.hub import fetch_configs, parse_hub_id
@@ -23,11 +24,12 @@ _VALID = f"a model is `{BUILTIN}`, a folder such as ./my-model, or a hub id such
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedModel:
-    """display_name: for people."""
+    """display_name: for people. transformer_bytes: of weights on a card, all experts together."""
 
     spec: ModelSpec
     source: ModelSource
     display_name: str
+    transformer_bytes: int
 
 
 def resolve_model(
@@ -84,7 +86,14 @@ def _from_hub(name: str, repo: str, *, revision: str | None, label: str) -> Reso
 def _resolved(checkpoint: Checkpoint, source: ModelSource) -> ResolvedModel:
     defaults = defaults_of(checkpoint)
     spec = _spec(checkpoint, defaults, source)
-    return ResolvedModel(spec=spec, source=source, display_name=defaults.display_name)
+    return ResolvedModel(
+        spec=spec,
+        source=source,
+        display_name=defaults.display_name,
+        transformer_bytes=transformer_bytes(
+            checkpoint.transformer, num_experts=2 if checkpoint.two_experts else 1
+        ),
+    )
 
 
 def _spec(checkpoint: Checkpoint, defaults: Defaults, source: ModelSource) -> ModelSpec:

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, UMT5EncoderModel
 
 from pipeline.config import ModelSource
 from pipeline.devices import device_memory_bytes
-from pipeline.memory.streaming import RESIDENT_FRAC
+from pipeline.memory.residency import is_streamed, transformer_bytes
 from pipeline.models.hub import fetch_weights
 from pipeline.models.text import MAX_TOKENS
 from pipeline.models.text_encoder import encode_prompts, page_locked
@@ -182,8 +182,8 @@ def _load_transformer(
     folder: Path, *, device: str, dtype: torch.dtype, backend_of: BackendOf, num_experts: int
 ) -> WanTransformer:
     module = _on_device(WanTransformer3DModel, folder, "cpu", dtype=dtype)
-    num_bytes = num_experts * sum(tensor.nbytes for tensor in module.parameters())
-    if device != "cpu" and num_bytes > RESIDENT_FRAC * device_memory_bytes(device):
+    num_bytes = transformer_bytes(module.config, num_experts=num_experts, bytes_per_weight=dtype.itemsize)
+    if device != "cpu" and is_streamed(num_bytes, card_bytes=device_memory_bytes(device)):
         return WanTransformer(module, backend_of=backend_of, streamed_to=device)
     return WanTransformer(module.to(device), backend_of=backend_of)
 
