@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,34 @@ def test_rows_of_queries_behind_the_clips_own_change_nothing(monkeypatch: pytest
     expected = velocity()
     monkeypatch.setattr(wan_block, "query_rows", lambda num_queries, *, backend: num_queries + 5)
     torch.testing.assert_close(velocity(), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_what_a_block_has_read_is_gone_when_its_feed_forward_needs_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two branches one has yet to be read while the first is in its feed-forward layer, then none."""
+    transformer = WanTransformer(make_module())
+    latents, text, timestep = inputs()
+    counts = torch.tensor([21, 13], dtype=torch.int32)
+    keys = [transformer.text_keys(text, counts) for _ in range(2)]
+    tables = transformer.step_tables(timestep[None])
+    attend, linear_gelu = wan_block.WanBlock.attend, wan_block.linear_gelu
+    read: list[weakref.ref[torch.Tensor]] = []
+    num_alive: list[int] = []
+
+    def noted_attend(self: wan_block.WanBlock, *arguments: Any) -> torch.Tensor:
+        normed_BND = attend(self, *arguments)
+        read.append(weakref.ref(normed_BND))
+        return normed_BND
+
+    def noted_linear_gelu(*arguments: torch.Tensor) -> torch.Tensor:
+        num_alive.append(sum(reference() is not None for reference in read))
+        return linear_gelu(*arguments)
+
+    monkeypatch.setattr(wan_block.WanBlock, "attend", noted_attend)
+    monkeypatch.setattr(wan_block, "linear_gelu", noted_linear_gelu)
+    transformer(latents, blocks_L6D=tables.blocks_SL6D[0], head_2D=tables.head_S2D[0], texts=keys)
+    assert num_alive[2:] == [1, 0] * (len(transformer.blocks) - 1)
 
 
 def test_another_prompts_keys_take_the_room_of_the_last_ones() -> None:

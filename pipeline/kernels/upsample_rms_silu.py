@@ -199,14 +199,22 @@ def _upsample_rms_silu_kernel(
         total = tl.load(quarters_ptr + parts, mask=inside, other=0.0).to(tl.float32) + bias
         if SHORTCUT_C > 0:
             copy = first_frame + index
-            if SHORTCUT_C == C:  # all copies are of the same channel: said plainly, so that loads are wide
-                source = channels
+            start = (copy // TIME_FACTOR).to(tl.int64) * (height * width * SHORTCUT_C)
+            values = shortcut_ptr + start + small_pixels[:, None] * SHORTCUT_C
+            part = (copy % TIME_FACTOR) * 4 + quarter[:, None]
+            # The first two cases are the third one's, said plainly, so that loads are wide.
+            if SHORTCUT_C == C:  # every part copies the same channel
+                total += tl.load(values + channels, mask=inside, other=0.0).to(tl.float32)
+            elif (
+                SHORTCUT_C == 2 * C
+            ):  # the first half of the parts copies one channel of two, the rest the other
+                pair = values[:, :, None] + channels[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+                one, other = tl.split(tl.load(pair, mask=inside[:, :, None], other=0.0))
+                total += tl.where(part < 2 * TIME_FACTOR, one, other).to(tl.float32)
             else:
                 repeats: tl.constexpr = C * TIME_FACTOR * 4 // SHORTCUT_C
-                source = ((channels * TIME_FACTOR + copy % TIME_FACTOR) * 4 + quarter[:, None]) // repeats
-            start = (copy // TIME_FACTOR).to(tl.int64) * (height * width * SHORTCUT_C)
-            values = shortcut_ptr + start + small_pixels[:, None] * SHORTCUT_C + source
-            total += tl.load(values, mask=inside, other=0.0).to(tl.float32)
+                source = (channels * TIME_FACTOR * 4 + part) // repeats
+                total += tl.load(values + source, mask=inside, other=0.0).to(tl.float32)
         tl.store(sum_ptr + cells, total, mask=inside)
         older = newer
         newer = rms_silu_rows(total, gamma, root_channels, smallest_norm).to(older.dtype)

@@ -116,6 +116,7 @@ class WanBlock:
         num_tokens = x_BND.shape[1]
         num_rows = query_rows(num_tokens, backend=backend) if len(x_BND) == 1 else num_tokens
         qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=num_rows)
+        del normed_BND
         qkv_BN3D = qkv_BR3D[:, :num_tokens]
         qk_norm_rope_(
             qkv_BN3D,
