@@ -37,11 +37,11 @@ types: .venv/ready
 bench: .venv/ready
 	$(BIN)/python bench/plan_million.py
 
-# Needs a GPU: about 20 minutes on one H200.
+# Needs a GPU: about 23 minutes on one H200.
 train-tiny: .venv/ready
 	$(BIN)/python -m pipeline.models.tiny.train all --state out/tiny --folder pipeline/models/tiny
 
-# The model card's table, with progress on stderr. Without a GPU about 12 minutes on 2 CPU cores.
+# The model card's table, with progress on stderr. Without a GPU about 15 minutes on 2 CPU cores.
 eval-tiny: .venv/ready
 	$(BIN)/python -m pipeline.models.tiny.train evaluate --state out/tiny --folder pipeline/models/tiny
 

@@ -128,7 +128,7 @@ def _heading(report: Report) -> str:
 _PARTS = {
     "useful": "useful",
     "wasted": "failed and retried",
-    "load": "loading and compiling",
+    "load": "loading and preparing",
     "padding": "padding",
     "idle": "idle",
     "total": "total",

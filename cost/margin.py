@@ -24,7 +24,8 @@ class GpuTime:
     """Nanoseconds of devices held, all devices together, by what they were held for.
 
     useful: shares of attempts that delivered. wasted: shares of attempts that failed or were retried.
-    load: loading and compiling. padding: empty slots of batches. idle: held, no work.
+    load: reading weights, compiling, encoding prompts ahead. padding: empty slots of batches. idle: held,
+    no work.
     """
 
     useful_ns: int = 0

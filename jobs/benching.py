@@ -115,7 +115,10 @@ def run_bench(plan: BenchPlan, *, command: str, say: Callable[[str], None]) -> d
 
     device = list_devices()[0]
     if device == "cpu":
-        say("no GPU here: this is the CPU, in float32; a published shape takes it hours")
+        say(
+            "no GPU here: this is the CPU, in float32, which takes hours for a published shape; "
+            "`--model builtin --size 64x64` is quick"
+        )
     started_at = datetime.now(UTC)
     setting = Setting(
         weights=_weights(plan, say),

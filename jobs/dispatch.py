@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from jobs.ahead import TextsAhead
 from jobs.messages import JobResult, Task, TaskResult
 from manifests.job import Batch, Job
 from manifests.planner import Plan
@@ -49,8 +50,11 @@ class Dispatcher:
     batch's static size so that its pixels stay the same. Tries of one job end at max_attempts.
     """
 
-    def __init__(self, plan: Plan, *, earlier: Mapping[tuple[str, str], int], max_attempts: int) -> None:
+    def __init__(
+        self, plan: Plan, *, earlier: Mapping[tuple[str, str], int], max_attempts: int, num_workers: int
+    ) -> None:
         self._plan = plan
+        self._ahead = TextsAhead(plan, num_workers=num_workers)
         self._num_begun = 0
         self._again: deque[Task] = deque()
         self._numbers = dict(earlier)
@@ -75,9 +79,9 @@ class Dispatcher:
         if not self._again:
             if self._num_begun == self._plan.batches.num_rows:
                 return None
-            batch = self._plan.batch(self._num_begun)
+            batch, texts = self._plan.batch(self._num_begun), self._ahead.share(self._num_begun)
             self._num_begun += 1
-            self._again.extend(self._within_cap(Task(batch=batch, try_number=1)))
+            self._again.extend(self._within_cap(Task(batch=batch, try_number=1, texts=texts)))
         self._in_flight += 1
         return self._again.popleft()
 
@@ -180,7 +184,8 @@ class Dispatcher:
             yield task
             return
         for start in range(0, len(batch.jobs), cap):
-            yield self._new_task(replace(batch, jobs=batch.jobs[start : start + cap], size=cap, cap=cap))
+            part = replace(batch, jobs=batch.jobs[start : start + cap], size=cap, cap=cap)
+            yield replace(self._new_task(part), texts=task.texts if start == 0 else ())
 
     def _alone(self, batch: Batch) -> Iterator[Task]:
         for job in batch.jobs:

@@ -120,9 +120,12 @@ class RenderLoop:
             reason = _first_line(result.reason)
             self.progress.say(f"warning: batch {result.task.batch.number}: {reason}; {jobs} tried again")
             return
+        # Where the folder is gone, the ledger that would keep the rest may be gone with it.
+        is_all_kept = not any(job.folder_failed for job in result.jobs)
         for attempt in outcome.attempts:
             if attempt.state == "failed":
-                self.progress.say(f"failed: job {attempt.id!r}: {_first_line(attempt.reason)}")
+                reason = _first_line(attempt.reason) if is_all_kept else (attempt.reason or "")
+                self.progress.say(f"failed: job {attempt.id!r}: {reason}")
 
     def _beat(self) -> None:
         """Say that this run lives: what a killed run has paid for ends at its last heartbeat."""

@@ -12,10 +12,14 @@ from pipeline.rendering import StageTimes
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One try at one batch. try_number counts from 1 for each batch number."""
+    """One try at one batch. try_number counts from 1 for each batch number.
+
+    texts: prompts of this and later batches for the worker to encode first.
+    """
 
     batch: Batch
     try_number: int
+    texts: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def _publish(attempt: Attempt, *, context: Context) -> Attempt:
     try:
         publish(attempt.result.partial, final)
     except VideoError as error:
-        return replace(attempt, state="failed", reason=error.message)
+        return replace(attempt, state="failed", reason=error.advice)
     return attempt
 
 

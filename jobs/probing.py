@@ -235,6 +235,9 @@ class StepTimer:
         self.gpu_name = engine.gpu_name
         self._engine = engine
 
+    def encode(self, bucket: Bucket, texts: Sequence[str]) -> None:
+        raise AssertionError("a batch without jobs has no prompts")
+
     def render(self, batch: Batch) -> Rendering:
         assert not batch.jobs, batch
         measured = self._engine.probe(batch.bucket, size=batch.size)

@@ -187,7 +187,7 @@ def _write_list(ledger: Ledger, run_id: str, *, settings: Settings, console: Con
     try:
         write_clips_parquet(ledger.clips_table(run_id), settings.out)
     except LedgerError as error:
-        text = f"warning: clips.parquet was not written: {error.message}"
+        text = f"warning: clips.parquet was not written: {error.advice}; the same command writes it"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return False
     return True
@@ -300,7 +300,12 @@ def _render(
     try:
         with RunProgress(console, num_jobs=plan.jobs.num_rows, eta=eta) as progress, stop.on_signals():
             loop = RenderLoop(
-                dispatcher=Dispatcher(plan, earlier=planned.earlier_tries, max_attempts=MAX_ATTEMPTS),
+                dispatcher=Dispatcher(
+                    plan,
+                    earlier=planned.earlier_tries,
+                    max_attempts=MAX_ATTEMPTS,
+                    num_workers=len(devices),
+                ),
                 executor=executor,
                 ledger=ledger,
                 context=context,

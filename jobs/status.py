@@ -62,12 +62,19 @@ def show_status(facts: dict[str, Any], console: Console) -> None:
             )
 
 
+def _says_something(value: object) -> bool:
+    return value is not None and value not in ("", {}, [])
+
+
 def show_job(facts: dict[str, Any], console: Console) -> None:
     """For people: the job's settings, then each attempt, then its clip."""
     attempts = facts["attempts"]
     clip = facts["clip"]
     shown = {name: facts[name] for name in ("id", "status", "reason", "run_id")}
-    show_mapping({**shown, **{name: value for name, value in facts["settings"].items() if value}}, console)
+    show_mapping(
+        {**shown, **{name: value for name, value in facts["settings"].items() if _says_something(value)}},
+        console,
+    )
     for attempt in attempts:
         reason = f": {attempt['reason']}" if attempt["reason"] else ""
         line(

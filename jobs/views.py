@@ -219,8 +219,14 @@ def show_run(summary: RunSummary, console: Console) -> None:
             f"{per_video_s:.2f} s a video",
         )
     listed = f"list in {summary.out / 'clips.parquet'}, " if summary.listed else ""
-    line(console, f"clips in {summary.out}, {listed}ledger {summary.ledger}")
-    if summary.num_failed or summary.num_exhausted:
+    if summary.out.is_dir():
+        line(console, f"clips in {summary.out}, {listed}ledger {summary.ledger}")
+    else:
+        line(
+            console,
+            f"the folder for clips is gone: {summary.out}; the same command makes it and its clips anew",
+        )
+    if (summary.num_failed or summary.num_exhausted) and summary.ledger.exists():
         line(console, "`vgbatch status` says why jobs failed, `vgbatch retry` tries them again")
     if summary.stopped_by:
         line(console, f"stopped by {summary.stopped_by}: the same command goes on where this run stopped")

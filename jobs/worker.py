@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -136,6 +137,9 @@ class _Rendered:
 
 def _render(renderer: Renderer, blank: TaskResult, *, earlier_load_s: float) -> _Rendered:
     task = blank.task
+    if task.texts:
+        # It serves many batches and is none's own: it belongs to loading, as the worker's start does.
+        earlier_load_s += _encode(renderer, task)
     begin_s = time.monotonic()
     try:
         rendering = renderer.render(task.batch)
@@ -158,6 +162,17 @@ def _render(renderer: Renderer, blank: TaskResult, *, earlier_load_s: float) -> 
     )
 
 
+def _encode(renderer: Renderer, task: Task) -> float:
+    """Seconds it took. A failure is not this batch's: each batch encodes for itself what is missing."""
+    begin_s = time.monotonic()
+    try:
+        renderer.encode(task.batch.bucket, task.texts)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(f"warning: {len(task.texts)} prompts could not be encoded ahead: {reason}", file=sys.stderr)
+    return time.monotonic() - begin_s
+
+
 def _check_complete(task: Task, rendering: Rendering) -> None:
     wanted = [job.id for job in task.batch.jobs]
     assert [clip.job_id for clip in rendering.clips] == wanted, "a rendering holds one clip for each job"
@@ -166,10 +181,10 @@ def _check_complete(task: Task, rendering: Rendering) -> None:
 def _failure(result: TaskResult, error: Exception) -> TaskResult:
     """What a raised error says about the batch, and about the worker that raised it."""
     if isinstance(error, OutOfDeviceMemory):
-        return replace(result, state="out of memory", reason=error.message)
+        return replace(result, state="out of memory", reason=error.advice)
     if isinstance(error, VgbatchError):
         alone = isinstance(error, JobError)
-        return replace(result, state="failed", reason=error.message, retry_alone=alone)
+        return replace(result, state="failed", reason=error.advice, retry_alone=alone)
     # Not one of ours: after a device error every later call in this process may fail as well.
     reason = f"{type(error).__name__}: {error}".strip()
     return replace(
@@ -216,7 +231,7 @@ class _Writer:
     def _write_clip(self, job: Job, clip: RenderedClip) -> JobResult:
         if clip.frames is None:
             assert clip.error is not None
-            return JobResult(id=job.id, partial=None, reason=clip.error.message)
+            return JobResult(id=job.id, partial=None, reason=clip.error.advice)
         name = clip_name(job.id, job.fingerprint)
         partial = self._spec.folder / partial_name(name, run_id=self._spec.run_id)
         try:
@@ -240,5 +255,5 @@ class _Writer:
         elif not folder.is_dir():
             trouble = f"no longer a folder: {folder}"
         else:
-            return JobResult(id=job.id, partial=None, reason=error.message)
+            return JobResult(id=job.id, partial=None, reason=error.advice)
         return JobResult(id=job.id, partial=None, reason=f"{trouble}\n{error.message}", folder_failed=True)

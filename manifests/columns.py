@@ -253,7 +253,7 @@ _LONGEST_S = 10**6  # no model comes near; what is longer is cut to this, so tha
 def durations(rows: Rows) -> Given:
     """The `duration` column in whole nanoseconds, so that 0.58 s is 0.58 s and not a bit less."""
     column = rows.column("duration")
-    valid = "more than 0 seconds"
+    valid = "a number of seconds above 0"
     if column is None or not pa.types.is_duration(column.type):
         seconds = real_numbers(rows, "duration", accepts=lambda values: values > 0, valid=valid)
         nanoseconds = np.rint(np.minimum(seconds.values, _LONGEST_S) * 1e9).astype(np.int64)

@@ -35,6 +35,14 @@ class VgbatchError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def advice(self) -> str:
+        """Message and hint as one text, for places that keep no more: the hint ends the first line."""
+        if self.hint is None:
+            return self.message
+        first, newline, rest = self.message.partition("\n")
+        return f"{first}; {self.hint}{newline}{rest}"
+
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling, and workers send errors to the parent.
         return (_rebuild, (type(self), self.message, self.hint))

@@ -63,6 +63,11 @@ class Bucket:
         return sha256(values.encode()).hexdigest()[:12]
 
     @property
+    def is_guided(self) -> bool:
+        """Whether negative prompts count: the first scale decides for both experts, as in diffusers."""
+        return self.guidance_scale > 1.0
+
+    @property
     def label(self) -> str:
         """For people: size, frames and steps."""
         return f"{self.width}x{self.height}x{self.num_frames} {self.steps} steps"

@@ -67,7 +67,7 @@ def _open_part(file: str) -> Part:
     with naming(file):
         complaint = _complaint(Path(file))
         if complaint:
-            raise UnreadableManifest(f"{complaint}: {file}", hint=_HINT)
+            raise UnreadableManifest(f"{complaint}: {file}", hint=_hint(Path(file)))
         metadata = _plain_metadata(file)
         schema = _schema(file, metadata)
         schema.names  # noqa: B018  a name that is not UTF-8 shows here
@@ -110,6 +110,13 @@ def _read_batches(file: str, *, schema: pa.Schema, metadata: pq.FileMetaData) ->
         for batch in parquet.iter_batches(batch_size=CHUNK_ROWS, use_threads=False):
             columns = [column.cast(type) for column, type in zip(batch.columns, schema.types, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _hint(path: Path) -> str:
+    command = {".csv": "from-csv", ".jsonl": "from-jsonl", ".ndjson": "from-jsonl"}.get(path.suffix.lower())
+    if command is None or not path.exists():
+        return _HINT
+    return f"`vgbatch manifest {command} {path} manifest.parquet` makes a manifest of it; nothing was run"
 
 
 def _complaint(path: Path) -> str | None:

@@ -64,7 +64,7 @@ class Models:
         try:
             return self._model_spec(name)
         except ModelError as error:
-            return error.message
+            return error.advice
 
 
 def validate(rows: Rows, *, tags: Sequence[str], models: Models, settings: ReadSettings) -> Checked:
@@ -169,10 +169,12 @@ def _shapes(rows: Rows, models: RowModels) -> dict[str, Ints]:
 
 
 def _numbers(rows: Rows, models: RowModels) -> dict[str, Any]:
-    seed = whole_numbers(rows, "seed", low=0, high=2**63 - 1, valid="0 to 9223372036854775807")
-    steps = whole_numbers(rows, "steps", low=1, high=1000, valid="1 to 1000")
+    seed = whole_numbers(
+        rows, "seed", low=0, high=2**63 - 1, valid="a whole number from 0 to 9223372036854775807"
+    )
+    steps = whole_numbers(rows, "steps", low=1, high=1000, valid="a whole number from 1 to 1000")
     priority = whole_numbers(
-        rows, "priority", low=-_INT32_MAX, high=_INT32_MAX, valid="-2147483647 to 2147483647"
+        rows, "priority", low=-_INT32_MAX, high=_INT32_MAX, valid="a whole number within 2147483647 of 0"
     )
     guidance = _guidance(rows, "guidance_scale")
     shift = real_numbers(

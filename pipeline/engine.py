@@ -23,7 +23,6 @@ from pipeline.models.protocol import VideoModel
 from pipeline.models.wan import load_wan
 from pipeline.prompts import PromptCache
 from pipeline.rendering import RenderedClip, Rendering, StepTimes
-from pipeline.sampling.guidance import uses_guidance
 from pipeline.sampling.noise import initial_noise
 from pipeline.sampling.schedules import Step, make_schedule
 from pipeline.sampling.steppers import Stepper
@@ -58,6 +57,11 @@ class Engine:
     def render(self, batch: Batch) -> Rendering:
         """Raises OutOfDeviceMemory when the batch does not fit, ModelError when weights cannot be fetched."""
         return _within_memory(self._render, batch, device=self.config.device)
+
+    @torch.inference_mode()
+    def encode(self, bucket: Bucket, texts: Sequence[str]) -> None:
+        """Prompts of coming batches: the text encoder comes to the device once for all of them."""
+        self._prompts.encode(self._model(bucket), texts, encoder=self._encoder(bucket))
 
     def probe(self, bucket: Bucket, *, size: int) -> StepTimes:
         """How long a step of `size` clips takes. Raises as `render` does."""
@@ -105,11 +109,13 @@ class Engine:
     def _encode(self, model: VideoModel, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Prompts and negative prompts of every slot; no negatives where nothing is guided."""
         jobs = slots(batch)
-        negatives = jobs if uses_guidance(batch.bucket.guidance_scale) else []
+        negatives = jobs if batch.bucket.is_guided else []
         texts = [*(job.prompt for job in jobs), *(job.negative_prompt for job in negatives)]
-        encoder = encoder_revision(batch.bucket.revision, dtype=self.config.dtype, device_name=self.gpu_name)
-        encoded = self._prompts.encode(model, texts, encoder=encoder)
+        encoded = self._prompts.encode(model, texts, encoder=self._encoder(batch.bucket))
         return encoded[: len(jobs)], encoded[len(jobs) :]
+
+    def _encoder(self, bucket: Bucket) -> str:
+        return encoder_revision(bucket.revision, dtype=self.config.dtype, device_name=self.gpu_name)
 
     def _denoise(
         self,
@@ -180,9 +186,9 @@ def finished_clip(model: VideoModel, job: Job, latents_1CTHW: torch.Tensor) -> R
     )
     # The latents too, as the decoder clamps: an infinite one could come out as a plain white frame.
     num_wrong = _num_not_finite(latents_1CTHW)
-    for rgb_3FHW in model.decode(latents_1CTHW):
-        num_wrong += _num_not_finite(rgb_3FHW)
-        collector.add(rgb_3FHW)
+    for piece in model.decode(latents_1CTHW):
+        num_wrong += _num_not_finite(piece.rgb_3FHW)
+        collector.add(piece)
     frames = collector.frames()
     if num_wrong > 0:
         error = NonFiniteOutput(

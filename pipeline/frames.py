@@ -6,11 +6,14 @@ Shapes: F frames, H and W pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+
+from pipeline.models.protocol import Piece
 
 # BT.709 luma weights, and what they leave of the colour differences.
 _RED, _GREEN, _BLUE = 0.2126, 0.7152, 0.0722
@@ -18,10 +21,19 @@ _CB_RANGE = 2 * (1 - _BLUE)
 _CR_RANGE = 2 * (1 - _RED)
 
 
+class _Place(NamedTuple):
+    """Where something begins in the clip that is kept. top, left: even."""
+
+    first_frame: int
+    top: int
+    left: int
+
+
 @dataclass(frozen=True)
 class _Copy:
     """On its way from the device. The source lives until it is done, so its memory is never in doubt."""
 
+    place: _Place
     source: torch.Tensor
     pinned: torch.Tensor
     done: torch.cuda.Event
@@ -36,49 +48,64 @@ class FrameCollector:
     """
 
     def __init__(self, *, width: int, height: int, num_frames: int, device: str) -> None:
-        self._size = (width, height)
         self._frames = np.empty((num_frames, height * 3 // 2, width), np.uint8)
-        self._num_taken = 0
+        self._planes = planes(self._frames)
+        self._num_missing = num_frames * height * width
         self._copying = torch.cuda.Stream(device) if device != "cpu" else None
         self._waiting: _Copy | None = None
 
-    def add(self, rgb_3FHW: torch.Tensor) -> None:
-        """RGB in [0, 1], at least as large as asked for; pieces in order."""
-        room = len(self._frames) - self._num_taken
-        if room == 0:
+    def add(self, piece: Piece) -> None:
+        """Of pictures at least as large as asked for; pieces in any order."""
+        rgb_3FHW, place = self._kept(piece)
+        if rgb_3FHW.numel() == 0:
             return
-        i420 = to_i420(_cropped(rgb_3FHW[:, :room], *self._size))
+        i420 = to_i420(rgb_3FHW)
         if self._copying is None:
-            self._take(i420)
+            self._take(i420, place)
             return
-        earlier, self._waiting = self._waiting, self._copied(i420, self._copying)
+        earlier, self._waiting = self._waiting, self._copied(i420, place, self._copying)
         self._wait_for(earlier)
 
     def frames(self) -> npt.NDArray[np.uint8]:
         """uint8 (num_frames, height * 3 // 2, width), once all pieces were added."""
         self._wait_for(self._waiting)
         self._waiting = None
-        assert self._num_taken == len(self._frames), (self._num_taken, len(self._frames))
+        assert self._num_missing == 0, self._num_missing
         return self._frames
 
-    def _copied(self, i420: torch.Tensor, stream: torch.cuda.Stream) -> _Copy:
+    def _kept(self, piece: Piece) -> tuple[torch.Tensor, _Place]:
+        """What is kept of it: a view."""
+        luma_FHW, *_ = self._planes
+        num_frames, height, width = luma_FHW.shape
+        _, _, piece_height, piece_width = piece.rgb_3FHW.shape
+        rows, top = _whole_pairs(piece.top - _margin(piece.height, height), piece_height, within=height)
+        columns, left = _whole_pairs(piece.left - _margin(piece.width, width), piece_width, within=width)
+        room = max(0, num_frames - piece.first_frame)
+        return piece.rgb_3FHW[:, :room, rows, columns], _Place(piece.first_frame, top, left)
+
+    def _copied(self, i420: torch.Tensor, place: _Place, stream: torch.cuda.Stream) -> _Copy:
         stream.wait_stream(torch.cuda.current_stream(i420.device))
         with torch.cuda.stream(stream):
             pinned = torch.empty(i420.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(i420, non_blocking=True)
             done = torch.cuda.Event()
             done.record(stream)
-        return _Copy(source=i420, pinned=pinned, done=done)
+        return _Copy(place=place, source=i420, pinned=pinned, done=done)
 
     def _wait_for(self, copy: _Copy | None) -> None:
         if copy is not None:
             copy.done.synchronize()
-            self._take(copy.pinned)
+            self._take(copy.pinned, copy.place)
 
-    def _take(self, i420: torch.Tensor) -> None:
-        end = self._num_taken + len(i420)
-        self._frames[self._num_taken : end] = i420.numpy()
-        self._num_taken = end
+    def _take(self, i420: torch.Tensor, place: _Place) -> None:
+        first, top, left = place
+        luma_FHW, *chroma = planes(i420.numpy())
+        num_frames, height, width = luma_FHW.shape
+        for ours, theirs, part in zip(self._planes, (luma_FHW, *chroma), (1, 2, 2), strict=True):
+            rows = slice(top // part, (top + height) // part)
+            columns = slice(left // part, (left + width) // part)
+            ours[first : first + num_frames, rows, columns] = theirs
+        self._num_missing -= luma_FHW.size
 
 
 def to_frames(rgb_3FHW: torch.Tensor, *, width: int, height: int, num_frames: int) -> npt.NDArray[np.uint8]:
@@ -87,7 +114,7 @@ def to_frames(rgb_3FHW: torch.Tensor, *, width: int, height: int, num_frames: in
     The middle of the picture and the first frames are kept. width, height: even.
     """
     collector = FrameCollector(width=width, height=height, num_frames=num_frames, device=str(rgb_3FHW.device))
-    collector.add(rgb_3FHW)
+    collector.add(Piece.of_whole(rgb_3FHW))
     return collector.frames()
 
 
@@ -102,14 +129,32 @@ def to_i420(rgb_3FHW: torch.Tensor) -> torch.Tensor:
     cb = F.avg_pool2d((blue_FHW - luma_FHW) / _CB_RANGE, 2)
     cr = F.avg_pool2d((red_FHW - luma_FHW) / _CR_RANGE, 2)
     # Flat planes: with a height of 4k + 2 a chroma plane ends in the middle of a row of the result.
-    planes = [plane.flatten(1) for plane in (16 + 219 * luma_FHW, 128 + 224 * cb, 128 + 224 * cr)]
+    flat = [plane.flatten(1) for plane in (16 + 219 * luma_FHW, 128 + 224 * cb, 128 + 224 * cr)]
     num_frames, height, width = luma_FHW.shape
-    return torch.cat(planes, dim=1).round().to(torch.uint8).view(num_frames, height * 3 // 2, width)
+    return torch.cat(flat, dim=1).round().to(torch.uint8).view(num_frames, height * 3 // 2, width)
 
 
-def _cropped(rgb_3FHW: torch.Tensor, width: int, height: int) -> torch.Tensor:
-    top = (rgb_3FHW.shape[2] - height) // 2
-    left = (rgb_3FHW.shape[3] - width) // 2
-    assert top >= 0, (rgb_3FHW.shape, height)
-    assert left >= 0, (rgb_3FHW.shape, width)
-    return rgb_3FHW[:, :, top : top + height, left : left + width]
+def planes(i420: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], ...]:
+    """Luma (F, H, W), then Cb and Cr of half its sides: views of (F, H * 3 // 2, W), which is contiguous."""
+    num_frames, rows, width = i420.shape
+    height = rows * 2 // 3
+    flat = i420.reshape(num_frames, rows * width)
+    luma, cb, cr = np.split(flat, [height * width, height * width * 5 // 4], axis=1)
+    half = (num_frames, height // 2, width // 2)
+    return luma.reshape(num_frames, height, width), cb.reshape(half), cr.reshape(half)
+
+
+def _margin(rendered: int, kept: int) -> int:
+    """What is cut off before the middle of a side; it may be odd."""
+    assert rendered >= kept, (rendered, kept)
+    return (rendered - kept) // 2
+
+
+def _whole_pairs(start: int, length: int, *, within: int) -> tuple[slice, int]:
+    """A side's pixels that are kept, in whole pairs of one chroma sample; where they begin in the picture.
+
+    start: of the side, in the kept picture, where pairs begin at even places. within: that picture's length.
+    """
+    first, end = max(0, start + start % 2), min(within, start + length)
+    end = max(first, end - end % 2)
+    return slice(first - start, end - start), first

@@ -14,7 +14,8 @@ from pipeline.config import EmbeddingStore
 from pipeline.embeddings import from_bytes, to_bytes
 from pipeline.models.protocol import VideoModel
 
-# About 4 MB each at most. Prompts repeat across batches: a negative prompt is in every one.
+# About 4 MB each at most; as many as are encoded ahead at a time. Prompts repeat across batches: a negative
+# prompt is in every one.
 KEPT_PROMPTS = 256
 
 

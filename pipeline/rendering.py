@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from manifests.job import Batch, Bucket
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Seconds on a monotonic clock. load_s: reading weights and moving them, apart from work."""
+    """Seconds on a monotonic clock. load_s: what serves other batches too, such as reading weights."""
 
     load_s: float = 0.0
     encode_s: float = 0.0
@@ -56,6 +57,9 @@ class Renderer(Protocol):
     """What a worker drives. Raises OutOfDeviceMemory when the batch does not fit."""
 
     gpu_name: str
+
+    def encode(self, bucket: Bucket, texts: Sequence[str]) -> None:
+        """Prompts of coming batches of the bucket's model, to be at hand when those are rendered."""
 
     def render(self, batch: Batch) -> Rendering: ...
 

@@ -29,7 +29,7 @@ def add_rejected(connection: Any, rejected: pa.Table, *, run_id: str) -> None:
         """
         INSERT INTO jobs BY NAME
         SELECT $run_id AS run_id, 'rejected' AS state, file, "row", id, tags,
-            "column" || ': ' || reason || coalesce(' (' || value || ')', '') AS reason
+            "column" || ': ' || reason || coalesce(' (' || nullif(value, '') || ')', '') AS reason
         FROM rejected
         """,
         {"run_id": run_id},

@@ -35,7 +35,8 @@ class RunRow:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRow:
     """One try at one batch on one worker. device_s: seconds its devices were held for it, all of
-    them together, model loading (load_s) left out. state: done, failed, lost, out of memory.
+    them together; load_s, which serves other batches too, is not in it. state: done, failed, lost, out of
+    memory.
     """
 
     run_id: str

@@ -1,7 +1,7 @@
 """An engine without a model: frames depend on the seed alone. Knobs make it fail in every known way.
 
-Every batch it is given goes to `log` as one JSON line: ids, settings, size, model calls. So does every size
-of a bucket that it is to probe.
+Every batch it is given goes to `log` as one JSON line: ids, settings, size, model calls. So do the prompts
+that it is to encode, and every size of a bucket that it is to probe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ class Knobs:
     non_finite_on: frozenset[str] = frozenset()
     wrong_count_on: frozenset[str] = frozenset()
     delay_s: Mapping[str, float] = field(default_factory=dict)
+    encode_s: float = 0.0
     max_batch: int | None = None
     while_exists: Path | None = None
     fail_start: bool = False
@@ -75,6 +76,10 @@ class FakeEngine:
         self._poisoned = False
         if knobs.no_space_on:
             jobs.worker.encode_clip = partial(_encode_on_full_disk, ids=knobs.no_space_on)
+
+    def encode(self, bucket: Bucket, texts: Sequence[str]) -> None:
+        self._append({"encode": bucket.model, "texts": list(texts)})
+        time.sleep(self._knobs.encode_s)
 
     def render(self, batch: Batch) -> Rendering:
         self._write_log(batch)
@@ -122,7 +127,9 @@ class FakeEngine:
     def _clip(self, job: Job) -> RenderedClip:
         if job.id in self._knobs.non_finite_on:
             return RenderedClip(
-                job_id=job.id, frames=None, error=NonFiniteOutput("non-finite output: 1 pixel")
+                job_id=job.id,
+                frames=None,
+                error=NonFiniteOutput("non-finite output: 1 pixel", hint="try another seed"),
             )
         num_frames = job.num_frames - (job.id in self._knobs.wrong_count_on)
         return RenderedClip(job_id=job.id, frames=frames_of(job, num_frames=num_frames))
@@ -167,4 +174,13 @@ def frames_of(job: Job, *, num_frames: int | None = None) -> np.ndarray:
 
 def read_log(log: Path) -> list[dict[str, Any]]:
     """The batches the engines of a run were given, in order."""
+    return [entry for entry in _entries(log) if "encode" not in entry]
+
+
+def read_encoded(log: Path) -> list[list[str]]:
+    """The prompts that the engines of a run were told to encode, call by call."""
+    return [entry["texts"] for entry in _entries(log) if "encode" in entry]
+
+
+def _entries(log: Path) -> list[dict[str, Any]]:
     return [json.loads(entry) for entry in log.read_text(encoding="utf-8").splitlines()]

@@ -87,7 +87,7 @@ def test_table_says_costs_parts_groups_and_margin() -> None:
     for line in (
         "useful                 0.00833   30.0 %    $0.03",
         "failed and retried     0.00278   10.0 %    $0.01",
-        "loading and compiling  0.00208    7.5 %  $0.0075",
+        "loading and preparing  0.00208    7.5 %  $0.0075",
         "total                   0.0278  100.0 %    $0.10",
         "gross margin                93.3 %     96.8 %                 95.5 %",
         "832x480x81 50 steps       3  10.00  10.00  10.00",

@@ -339,3 +339,44 @@ def test_an_ffmpeg_that_does_not_work_stops_before_anything_is_rendered(tmp_path
     assert code == 2
     assert "ffmpeg" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_removed_folder_took_with_it_is_said_on_stderr(tmp_path):
+    write_manifest(tmp_path, rows_of("a"))
+    knobs = f"Knobs(remove_folder=Path({str(tmp_path / 'out')!r}))"
+    code, out, err = vgbatch("run", "manifest.parquet", folder=tmp_path, knobs=knobs)
+    assert code == 3
+    assert "no longer a folder" in err
+    assert "No such file" in err  # ffmpeg's own words
+    assert "the folder for clips is gone" in out + err
+    assert "clips in" not in out + err
+    assert "vgbatch status" not in out + err
+
+
+def test_status_of_a_job_shows_settings_that_are_zero(tmp_path):
+    write_manifest(tmp_path, [rows_of("a")[0] | {"seed": 0, "guidance_scale": 0.0, "price": 0}])
+    assert vgbatch("run", "manifest.parquet", folder=tmp_path)[0] == 0
+    code, out, _ = vgbatch("status", "a", folder=tmp_path)
+    assert code == 0
+    shown = dict(line.split(None, 1) for line in out.splitlines() if len(line.split(None, 1)) == 2)
+    assert shown["seed"] == "0"
+    assert shown["row"] == "0"
+    assert float(shown["price"]) == 0
+    assert "negative" not in shown
+
+
+@pytest.mark.parametrize(("name", "command"), [("m.csv", "from-csv"), ("m.JSONL", "from-jsonl")])
+def test_a_file_that_can_be_converted_is_told_how(tmp_path, name, command):
+    (tmp_path / name).write_text("id,prompt\n1,a ball\n")
+    code, _, err = vgbatch("run", name, folder=tmp_path)
+    assert code == 2
+    assert f"vgbatch manifest {command} {name} manifest.parquet" in err
+
+
+def test_a_seed_that_is_no_whole_number_is_told_so(tmp_path):
+    write_manifest(
+        tmp_path, [row | {"seed": seed} for row, seed in zip(rows_of("a", "b"), ("2.5", ""), strict=True)]
+    )
+    code, out, err = vgbatch("plan", "manifest.parquet", folder=tmp_path)
+    assert code == 3
+    assert (out + err).count("must be a whole number from 0 to 9223372036854775807") == 2

@@ -98,6 +98,7 @@ def test_non_finite_output_fails_its_job_alone(tmp_path):
     assert (summary.num_delivered, summary.num_failed, summary.exit_code) == (3, 1, 3)
     assert clips_list(tmp_path)["b"]["status"] == "failed"
     assert "non-finite output" in clips_list(tmp_path)["b"]["reason"]
+    assert "try another seed" in clips_list(tmp_path)["b"]["reason"]
     assert len(mp4s(tmp_path)) == 3
 
 

@@ -38,7 +38,7 @@ def test_its_name_and_defaults_come_from_its_own_file(model: ResolvedModel) -> N
     spec = model.spec
     assert model.display_name == "built-in demonstration model"
     assert (spec.default_width, spec.default_height, spec.default_num_frames) == (64, 64, 17)
-    assert (spec.default_fps, spec.default_steps, spec.default_guidance_scale) == (8, 20, 4.0)
+    assert (spec.default_fps, spec.default_steps, spec.default_guidance_scale) == (8, 20, 3.0)
     assert (spec.min_side, spec.max_side, spec.max_frames) == (16, 256, 81)
     assert spec.resolutions["64p"] == (64, 64)
     assert spec.default_negative_prompt == ""
@@ -64,7 +64,7 @@ def test_it_shows_the_colours_that_the_prompt_names(model: ResolvedModel, engine
         "a blue square on red": ("blue", "red"),
     }
     for prompt, (main, background) in colours.items():
-        job = make_job(model, prompt=prompt, negative_prompt="", steps=20, guidance_scale=4.0)
+        job = make_job(model, prompt=prompt, negative_prompt="", steps=20, guidance_scale=3.0)
         (clip,) = engine.render(make_batch(model, job)).clips
         assert clip.frames is not None
         rgb = to_rgb(clip.frames)[0].astype(int)

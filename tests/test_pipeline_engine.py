@@ -17,6 +17,7 @@ from pipeline import engine as engine_module
 from pipeline.config import EngineConfig
 from pipeline.engine import Engine, build_engine, finished_clip
 from pipeline.frames import to_frames
+from pipeline.models.protocol import Piece, joined
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.wan import WanModel
 from pipeline.models.wan_transformer import WanTransformer
@@ -70,9 +71,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     videos: list[torch.Tensor] = []
     decode = WanModel.decode
 
-    def kept(self: WanModel, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+    def kept(self: WanModel, latents: torch.Tensor) -> Iterator[Piece]:
         pieces = list(decode(self, latents))
-        videos.append(torch.cat(pieces, dim=1))
+        videos.append(joined(pieces))
         return iter(pieces)
 
     monkeypatch.setattr(WanModel, "decode", kept)
@@ -247,8 +248,8 @@ def test_a_non_finite_clip_fails_alone(case: Case, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_non_finite_latent_counts_even_where_the_decoder_clamps_it(value: float) -> None:
     class Clamping:
-        def decode(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
-            yield torch.ones(3, 9, 64, 64)
+        def decode(self, latents: torch.Tensor) -> Iterator[Piece]:
+            yield Piece.of_whole(torch.ones(3, 9, 64, 64))
 
     job = make_job(resolve_model("builtin"))
     latents = torch.zeros(1, 4, 3, 8, 8)
@@ -260,7 +261,7 @@ def test_a_non_finite_latent_counts_even_where_the_decoder_clamps_it(value: floa
 def test_out_of_device_memory_is_told_apart_and_leaves_the_engine_usable(
     t2v: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: WanModel, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+    def full(self: WanModel, latents: torch.Tensor) -> Iterator[Piece]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore of it")
 
     batch = make_batch(t2v.model, *four_jobs(t2v.model))
@@ -272,7 +273,7 @@ def test_out_of_device_memory_is_told_apart_and_leaves_the_engine_usable(
 
 
 def test_other_errors_of_a_model_keep_their_type(t2v: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: WanModel, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+    def broken(self: WanModel, latents: torch.Tensor) -> Iterator[Piece]:
         raise ArithmeticError("device-side assert")
 
     monkeypatch.setattr(WanModel, "decode", broken)

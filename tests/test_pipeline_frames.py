@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.frames import FrameCollector, to_frames, to_i420
+from pipeline.frames import FrameCollector, planes, to_frames, to_i420
+from pipeline.models.protocol import Piece
+from pipeline.models.wan_vae.tiles import Grid, tiles
+
+DEVICES = ["cpu", *(["cuda:0"] if torch.cuda.is_available() else [])]
 
 
 def flat(red: float, green: float, blue: float, *, width: int = 8, height: int = 6) -> torch.Tensor:
@@ -90,18 +94,72 @@ def test_a_size_larger_than_what_was_rendered_is_a_bug() -> None:
         to_frames(flat(0, 0, 0), width=10, height=6, num_frames=1)
 
 
-@pytest.mark.parametrize("device", ["cpu", *(["cuda:0"] if torch.cuda.is_available() else [])])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sizes", [(1, 4, 4), (3, 3, 3), (9,), (2, 5, 1, 1)], ids=str)
 def test_a_clip_in_pieces_is_the_clip(sizes: tuple[int, ...], device: str) -> None:
     rgb = torch.rand((3, 9, 10, 12), generator=torch.Generator().manual_seed(2)).to(device)
     collector = FrameCollector(width=8, height=6, num_frames=8, device=device)
-    for piece in rgb.split(sizes, dim=1):
-        collector.add(piece)
+    first_frame = 0
+    for frames in rgb.split(sizes, dim=1):
+        collector.add(Piece.of_whole(frames, first_frame=first_frame))
+        first_frame += frames.shape[1]
     assert np.array_equal(collector.frames(), to_frames(rgb, width=8, height=6, num_frames=8))
+
+
+def in_tiles(rgb: torch.Tensor, grid: Grid, *, scale: int) -> list[Piece]:
+    """As a decoder that makes scale x scale pixels of a latent one cuts them, two frames at a time."""
+    _, num_frames, height, width = rgb.shape
+    rows, columns = height // scale, width // scale
+    pieces = []
+    for tile in tiles(rows, columns, grid=grid, halo=1):
+        kept_rows, top = tile.rows.kept(scale, length=rows)
+        kept_columns, left = tile.columns.kept(scale, length=columns)
+        decoded = rgb[:, :, tile.rows.start * scale :, tile.columns.start * scale :]
+        for first in range(0, num_frames, 2):
+            piece = decoded[:, first : first + 2, kept_rows, kept_columns]
+            pieces.append(
+                Piece(rgb_3FHW=piece, first_frame=first, top=top, left=left, height=height, width=width)
+            )
+    return pieces
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [(40, 32), (38, 30), (34, 26), (34, 30), (36, 22), (10, 6), (2, 2)], ids=str)
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 3), (2, 2), (3, 4)], ids=str)
+def test_a_clip_in_tiles_is_the_clip(grid: tuple[int, int], size: tuple[int, int], device: str) -> None:
+    """Cropped by odd numbers of pixels too, and where whole tiles are cropped away."""
+    rgb = torch.rand((3, 5, 32, 40), generator=torch.Generator().manual_seed(2)).to(device)
+    width, height = size
+    collector = FrameCollector(width=width, height=height, num_frames=4, device=device)
+    for piece in in_tiles(rgb, Grid(*grid), scale=4):
+        collector.add(piece)
+    assert np.array_equal(collector.frames(), to_frames(rgb, width=width, height=height, num_frames=4))
+
+
+@pytest.mark.parametrize("missing", range(8))
+def test_a_clip_without_one_of_its_pieces_is_a_bug(missing: int) -> None:
+    collector = FrameCollector(width=38, height=26, num_frames=4, device="cpu")
+    pieces = in_tiles(torch.zeros(3, 4, 32, 40), Grid(2, 2), scale=4)
+    assert len(pieces) == 8
+    for index, piece in enumerate(pieces):
+        if index != missing:
+            collector.add(piece)
+    with pytest.raises(AssertionError):
+        collector.frames()
+
+
+def test_planes_are_views_of_the_frames() -> None:
+    frames = np.arange(2 * 15 * 6, dtype=np.uint8).reshape(2, 15, 6)  # a height of 4k + 2
+    luma, cb, cr = planes(frames)
+    assert (luma.shape, cb.shape, cr.shape) == ((2, 10, 6), (2, 5, 3), (2, 5, 3))
+    for frame in range(2):
+        parts = [plane[frame].ravel() for plane in (luma, cb, cr)]
+        assert np.array_equal(np.concatenate(parts), frames[frame].ravel())
+    assert all(np.shares_memory(plane, frames) for plane in (luma, cb, cr))
 
 
 def test_a_clip_with_too_few_frames_is_a_bug() -> None:
     collector = FrameCollector(width=8, height=6, num_frames=3, device="cpu")
-    collector.add(flat(0, 0, 0))
+    collector.add(Piece.of_whole(flat(0, 0, 0)))
     with pytest.raises(AssertionError):
         collector.frames()

@@ -201,6 +201,20 @@ def test_a_clip_from_kept_prompts_is_the_same_and_needs_no_encoder(
     assert np.array_equal(first.frames, second.frames)
 
 
+def test_prompts_encoded_ahead_are_at_hand_for_any_batch_of_their_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = resolve_model("builtin")
+    engine = build_engine(EngineConfig(device="cpu", models={model.spec.name: model.source}))
+    jobs = [make_job(model, id=str(steps), prompt=f"a {steps}", steps=steps) for steps in (1, 2)]
+    batches = [make_batch(model, job) for job in jobs]
+    engine.encode(batches[0].bucket, [text for job in jobs for text in (job.prompt, job.negative_prompt)])
+    monkeypatch.setattr(WanModel, "encode", None)
+    for batch in batches:
+        (clip,) = engine.render(batch).clips
+        assert clip.frames is not None
+
+
 # ---- the text encoder itself -------------------------------------------------------------------------
 
 

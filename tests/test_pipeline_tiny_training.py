@@ -21,6 +21,7 @@ from pipeline.models.tiny.export import export
 from pipeline.models.tiny.flat import Layout
 from pipeline.models.tiny.networks import TOY, make_transformer, make_vae
 from pipeline.models.tiny.state import Minutes, State, Steps
+from pipeline.models.tiny.train import main
 from pipeline.models.tiny.train_denoiser import Batch, flow_loss, initial_weights, train_denoiser
 from pipeline.models.tiny.train_vae import train_vae
 from pipeline.models.tiny.training import Training
@@ -127,6 +128,46 @@ def test_a_finished_part_can_be_extended(tmp_path: Path) -> None:
     assert facts["done"] == 1
     assert facts["step"] > 9
     assert (weights["w"] < 1).all()
+
+
+def test_an_interrupted_part_goes_on_from_the_step_it_was_at(tmp_path: Path) -> None:
+    state = State(tmp_path)
+
+    def training() -> Training:
+        return Training(
+            state,
+            "part",
+            {"w": torch.zeros(3)},
+            budget=Steps(9),
+            device="cpu",
+            learning_rate=0.1,
+            average_decay=0.5,
+        )
+
+    def interrupted_at_5(step: int) -> tuple[()]:
+        if step == 5:
+            raise KeyboardInterrupt
+        return ()
+
+    def loss_of(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (weights["w"] - 1).square().sum()
+
+    with pytest.raises(KeyboardInterrupt):
+        training().run(interrupted_at_5, loss_of)
+    resumed = training()
+    assert resumed.step == 5
+    resumed.run(lambda step: (), loss_of)
+    assert state.result("part")[1]["step"] == 9
+    assert state.unfinished("part") is None
+
+
+@pytest.mark.parametrize("arguments", ["--captions 0", "--seeds -1", "--captions many"])
+def test_counts_of_nothing_are_refused(
+    arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", "--state", str(tmp_path), *arguments.split()])
+    assert arguments.split()[0] in capsys.readouterr().err
 
 
 def test_training_finds_a_minimum_and_ignores_a_step_that_is_not_finite(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -13,64 +13,22 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 
 from pipeline.kernels.upsample_rms_silu import repeated
-from pipeline.models import tiny
+from pipeline.models.protocol import joined
 from pipeline.models.wan import WanModel
 from pipeline.models.wan_vae.causal import channels_last, frame_by_frame, in_one
 from pipeline.models.wan_vae.decoder import WanDecoder
 from pipeline.models.wan_vae.sums import Sum
 from pipeline.models.wan_vae.upsampling import Upsampled, folded
-from tests.pipeline_checkpoints import _plain_vae, _residual_vae
 from tests.pipeline_ops import rand
+from tests.pipeline_vaes import KINDS, WAN22, Pair, diffusers_rgb, make_vae
 
-KINDS = ("plain", "residual", "residual, time last", "built-in")
 SHAPES = [(1, 3, 5), (2, 1, 1), (3, 4, 2), (5, 3, 5)]  # latent frames and sides
 ALL = 99
-WAN22 = {
-    "base_dim": 160,
-    "decoder_base_dim": 256,
-    "z_dim": 48,
-    "is_residual": True,
-    "in_channels": 12,
-    "out_channels": 12,
-    "patch_size": 2,
-    "latents_mean": [0.0] * 48,
-    "latents_std": [1.0] * 48,
-}
-
-
-def make_vae(kind: str) -> Any:
-    if kind == "built-in":
-        return AutoencoderKLWan.from_pretrained(Path(tiny.__file__).parent / "vae").eval()
-    torch.manual_seed(3)
-    vae = _plain_vae() if kind == "plain" else _residual_vae()
-    if kind == "residual, time last":  # then the shortcut's copies of a frame differ from each other
-        config = {name: value for name, value in vae.config.items() if not name.startswith("_")}
-        vae = AutoencoderKLWan(**config | {"temperal_downsample": [True, True, False]})
-    with torch.no_grad():
-        for parameter in vae.parameters():  # no weight of one and no bias of zero may hide a mistake
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return vae.eval()
-
-
-class Pair:
-    """diffusers' own VAE, and our decoder of the same weights."""
-
-    def __init__(self, kind: str) -> None:
-        self.vae = make_vae(kind)
-        self.decoder = WanDecoder(deepcopy(self.vae))
-
-    def latents(self, num_latents: int, height: int, width: int, *, seed: int = 1) -> torch.Tensor:
-        return rand(1, self.vae.config.z_dim, num_latents, height, width, seed=seed) / 2
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(request.param)
-
-
-@torch.no_grad()
-def diffusers_rgb(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    return (vae.decode(latents.to(vae.device, vae.dtype)).sample[0] * 0.5 + 0.5).double().cpu()
 
 
 @pytest.mark.parametrize("frames_at_once", [1, 2, 3, ALL])
@@ -110,22 +68,24 @@ def test_clips_do_not_influence_each_other(pair: Pair) -> None:
 def test_a_clip_left_half_decoded_does_not_influence_the_next(pair: Pair) -> None:
     first, second = (pair.latents(4, 2, 3, seed=seed) for seed in (1, 2))
     alone = pair.decoder.decode(second, frames_at_once=2)
-    chunks = pair.decoder.decode_chunks(first, frames_at_once=2)
+    pieces = pair.decoder.decode_pieces(first, frames_at_once=2)
     for _ in range(3):
-        next(chunks)
+        next(pieces)
     assert torch.equal(pair.decoder.decode(second, frames_at_once=2), alone)
     with pytest.raises(AssertionError, match="another clip was begun"):
-        next(chunks)
+        next(pieces)
 
 
 @pytest.mark.parametrize("frames_at_once", [1, 3])
-def test_chunks_are_the_clip_in_order(pair: Pair, frames_at_once: int) -> None:
+def test_pieces_are_the_clip_in_order(pair: Pair, frames_at_once: int) -> None:
     latents = pair.latents(3, 2, 3)
-    chunks = list(pair.decoder.decode_chunks(latents, frames_at_once=frames_at_once))
-    assert chunks[0].shape[1] == 1
-    assert max(chunk.shape[1] for chunk in chunks) == frames_at_once
+    pieces = list(pair.decoder.decode_pieces(latents, frames_at_once=frames_at_once))
+    lengths = [piece.rgb_3FHW.shape[1] for piece in pieces]
+    assert lengths[0] == 1
+    assert max(lengths) == frames_at_once
+    assert [piece.first_frame for piece in pieces] == [0, *accumulate(lengths[:-1])]
     clip = pair.decoder.decode(latents, frames_at_once=frames_at_once)
-    assert torch.equal(torch.cat(chunks, dim=1), clip)
+    assert torch.equal(torch.cat([piece.rgb_3FHW for piece in pieces], dim=1), clip)
 
 
 def test_clips_of_one_shape_share_their_memory(pair: Pair) -> None:
@@ -233,5 +193,5 @@ def test_a_model_decodes_what_its_denoiser_made(pair: Pair) -> None:
         torch.tensor(values).view(-1, 1, 1, 1) for values in (config.latents_mean, config.latents_std)
     )
     expected = diffusers_rgb(pair.vae, latents * std + mean)
-    rgb = torch.cat(list(model.decode(latents)), dim=1)
+    rgb = joined(list(model.decode(latents)))
     assert (rgb - expected).abs().max() < 1e-5

@@ -20,6 +20,7 @@ from pipeline.config import EngineConfig, ModelSource, resolved
 from pipeline.engine import Engine
 from pipeline.graph.attention_choice import backend_chooser
 from pipeline.models.families import WAN_NEGATIVE_PROMPT
+from pipeline.models.protocol import Piece, joined
 from pipeline.models.wan import WanModel
 from pipeline.models.wan_transformer import BackendOf, WanTransformer
 from pipeline.rendering import Rendering
@@ -54,13 +55,13 @@ def guided_step(setting: Setting, module: Any, inputs: GuidedInputs) -> Callable
 class Decoding:
     """A call decodes latents to RGB in [0, 1] on the device, piece by piece; the engine keeps none of them.
 
-    vae: in `vae_dtype`, ours to re-arrange. memory_bytes: as WanModel's decode_bytes.
+    vae: in `vae_dtype`, ours to re-arrange. frames_at_once: as WanModel's.
     """
 
     def __init__(
-        self, setting: Setting, vae: Any, latents_1CTHW: torch.Tensor, *, memory_bytes: int | None = None
+        self, setting: Setting, vae: Any, latents_1CTHW: torch.Tensor, *, frames_at_once: int | None = None
     ) -> None:
-        self._model = _model(setting, vae=vae, decode_bytes=memory_bytes)
+        self._model = _model(setting, vae=vae, frames_at_once=frames_at_once)
         self._latents_1CTHW = latents_1CTHW
 
     def __call__(self) -> None:
@@ -68,7 +69,7 @@ class Decoding:
 
     def video(self) -> torch.Tensor:
         """All of it, (3, F, H, W)."""
-        return torch.cat(with_cudnn(self._keep_pieces, deterministic=True)(), dim=1)
+        return joined(with_cudnn(self._keep_pieces, deterministic=True)())
 
     @torch.inference_mode()
     def _drop_pieces(self) -> None:
@@ -76,8 +77,8 @@ class Decoding:
             pass
 
     @torch.inference_mode()
-    def _keep_pieces(self) -> list[torch.Tensor]:
-        return [rgb_3FHW.clone() for rgb_3FHW in self._model.decode(self._latents_1CTHW)]
+    def _keep_pieces(self) -> list[Piece]:
+        return list(self._model.decode(self._latents_1CTHW))
 
 
 def vae_dtype(setting: Setting) -> torch.dtype:
@@ -126,7 +127,7 @@ def _model(
     vae: Any = None,
     text_encoder: Any = None,
     tokenizer: Any = None,
-    decode_bytes: int | None = None,
+    frames_at_once: int | None = None,
 ) -> WanModel:
     """What load_wan makes of a checkpoint; a stage leaves out what it has no use for."""
     shape = setting.shape
@@ -138,7 +139,7 @@ def _model(
         experts=[WanTransformer(expert, backend_of=_backend_of(setting)) for expert in experts],
         scheduler_config=shape.scheduler,
         boundary_timestep=None if shape.boundary_ratio is None else shape.boundary_ratio * train_timesteps,
-        decode_bytes=decode_bytes,
+        frames_at_once=frames_at_once,
     )
 
 

@@ -126,7 +126,7 @@ def decode_stage(setting: Setting) -> StageResult:
     )
     lineup.add(
         OURS_BY_FRAME,
-        lambda: ours.Decoding(setting, vae(our_dtype), latents_1CTHW, memory_bytes=0),
+        lambda: ours.Decoding(setting, vae(our_dtype), latents_1CTHW, frames_at_once=1),
         output_of=ours.Decoding.video,
     )
     tuned_name, our_name = (str(dtype).removeprefix("torch.") for dtype in (setting.dtype, our_dtype))

@@ -1,15 +1,37 @@
 """What an engine asks of a family of models; one adapter for each family implements it.
 
-Shapes: B clips, C latent channels, T latent frames, H and W latent sides, L text tokens,
-E channels of the text encoder.
+Shapes: B clips, C latent channels, T latent frames, H and W latent sides (of pictures, where there are F
+frames), L text tokens, E channels of the text encoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Some frames of a clip, or of a tile of its pictures: fp32 RGB in [0, 1], and where it belongs.
+
+    first_frame: of the clip. top, left: of its first pixel, in pictures of height x width.
+    """
+
+    rgb_3FHW: torch.Tensor
+    first_frame: int
+    top: int
+    left: int
+    height: int
+    width: int
+
+    @classmethod
+    def of_whole(cls, rgb_3FHW: torch.Tensor, *, first_frame: int = 0) -> Piece:
+        """Whole pictures."""
+        _, _, height, width = rgb_3FHW.shape
+        return cls(rgb_3FHW=rgb_3FHW, first_frame=first_frame, top=0, left=0, height=height, width=width)
 
 
 class Denoiser(Protocol):
@@ -47,5 +69,25 @@ class VideoModel(Protocol):
         negatives: none where nothing is guided. The denoiser is used before another one is asked for.
         """
 
-    def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[torch.Tensor]:
-        """One clip's fp32 RGB in [0, 1], (3, frames, height, width), piece by piece; one clip at a time."""
+    def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[Piece]:
+        """One clip in pieces that together are all of it; one clip at a time.
+
+        A tile also has the first row of pixels below it and the first column to its right: so each square of
+        2x2 pixels, wherever it lies, is whole in the tile that its first pixel is of.
+        """
+
+
+def joined(pieces: Sequence[Piece]) -> torch.Tensor:
+    """The clip, (3, F, height, width), of all its pieces."""
+    last = max(pieces, key=lambda piece: piece.first_frame)
+    num_frames = last.first_frame + last.rgb_3FHW.shape[1]
+    clip_3FHW = last.rgb_3FHW.new_empty(3, num_frames, last.height, last.width)
+    for piece in pieces:
+        _, frames, height, width = piece.rgb_3FHW.shape
+        clip_3FHW[
+            :,
+            piece.first_frame : piece.first_frame + frames,
+            piece.top : piece.top + height,
+            piece.left : piece.left + width,
+        ] = piece.rgb_3FHW
+    return clip_3FHW

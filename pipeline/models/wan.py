@@ -23,23 +23,28 @@ from pipeline.config import ModelSource
 from pipeline.devices import device_memory_bytes
 from pipeline.memory.residency import is_streamed, transformer_bytes
 from pipeline.models.hub import fetch_weights
+from pipeline.models.protocol import Piece
 from pipeline.models.text import MAX_TOKENS
 from pipeline.models.text_encoder import encode_prompts, page_locked
 from pipeline.models.wan_denoiser import PaddedTexts, WanDenoiser
 from pipeline.models.wan_transformer import BackendOf, WanTransformer, torch_attention
 from pipeline.models.wan_vae.decoder import WanDecoder
+from pipeline.models.wan_vae.tiles import WHOLE, Grid
 
 # Of a device's memory, for decoding, weights aside. Of all of it, as how many frames are decoded at once can
 # change a pixel's last bit, and a clip must not depend on what else its card holds. With an H200's 140 GiB,
 # Wan2.2 at 1344x768 decodes four at once, in about 9 GiB with its weights.
 _DECODE_FRAC = 1 / 12
+# Where one frame at a time takes more than this, it is decoded in tiles that do not. A resident transformer
+# leaves 2/5; the rest is for the weights of the VAE, latents, and what CUDA and its libraries hold.
+_WHOLE_FRAC = 1 / 3
 
 
 class WanModel:
     """A VideoModel over the components of a diffusers WanPipeline.
 
-    experts: one transformer, or the high-noise and the low-noise one. decode_bytes: for the decoder beside
-    its weights (default: a share of its device's memory); a frame at a time where that is too little.
+    experts: one transformer, or the high-noise and the low-noise one. frames_at_once: latent frames to decode
+    at a time, as whole pictures (default: by the device's memory, and in tiles where one is too many).
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class WanModel:
         experts: Sequence[WanTransformer],
         scheduler_config: Mapping[str, Any],
         boundary_timestep: float | None,
-        decode_bytes: int | None = None,
+        frames_at_once: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.text_encoder = text_encoder
@@ -59,7 +64,7 @@ class WanModel:
         self.experts = experts
         self.scheduler_config = scheduler_config
         self.boundary_timestep = boundary_timestep
-        self._decode_bytes = decode_bytes
+        self._frames_at_once = frames_at_once
         self._denoisers: dict[int, WanDenoiser] = {}
 
     def encode(self, prompts: Sequence[str]) -> list[torch.Tensor]:
@@ -92,9 +97,10 @@ class WanModel:
         )
         return denoiser
 
-    def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[torch.Tensor]:
-        return self._decoder.decode_chunks(
-            self._decoder_input(latents_1CTHW), frames_at_once=self._frames_at_once(latents_1CTHW)
+    def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[Piece]:
+        frames_at_once, grid = self._decoding(latents_1CTHW)
+        return self._decoder.decode_pieces(
+            self._decoder_input(latents_1CTHW), frames_at_once=frames_at_once, grid=grid
         )
 
     @cached_property
@@ -108,12 +114,19 @@ class WanModel:
         )
         return (latents_1CTHW.float() / (1.0 / std) + mean).to(self.vae.dtype)
 
-    def _frames_at_once(self, latents_1CTHW: torch.Tensor) -> int:
-        *_, height, width = latents_1CTHW.shape
-        free_bytes = self._decode_bytes
-        if free_bytes is None:
-            free_bytes = int(_DECODE_FRAC * device_memory_bytes(str(latents_1CTHW.device)))
-        return self._decoder.frames_at_once(height=height, width=width, free_bytes=free_bytes)
+    def _decoding(self, latents_1CTHW: torch.Tensor) -> tuple[int, Grid]:
+        """How many latent frames at once, in which grid of tiles."""
+        if self._frames_at_once is not None:
+            return self._frames_at_once, WHOLE
+        *_, num_latents, height, width = latents_1CTHW.shape
+        memory_bytes = device_memory_bytes(str(latents_1CTHW.device))
+        frames_at_once = self._decoder.frames_at_once(
+            height=height, width=width, free_bytes=int(_DECODE_FRAC * memory_bytes)
+        )
+        grid = self._decoder.grid(
+            num_latents=num_latents, height=height, width=width, free_bytes=int(_WHOLE_FRAC * memory_bytes)
+        )
+        return frames_at_once, grid
 
 
 def padded(prompts: Sequence[torch.Tensor], *, device: torch.device) -> PaddedTexts:

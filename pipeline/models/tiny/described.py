@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -84,8 +85,14 @@ def draw_all(orders: Iterable[Order]) -> Iterator[Described]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     num_processes = max(1, min(12, (os.cpu_count() or 1) - 2))
     # Spawned: a fork of a process that has used the card cannot be trusted.
-    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, spawn, initializer=ignore_interrupts) as pool:
         yield from pool.map(draw, orders)
+
+
+def ignore_interrupts() -> None:
+    """In a pool's process: Ctrl-C reaches it too, but what it means is for the parent to say."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @cache

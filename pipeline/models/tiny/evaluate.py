@@ -24,6 +24,7 @@ from pipeline.frames import to_frames
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.tiny import lora, whole_clip
 from pipeline.models.tiny.captions import Case, evaluation_cases
+from pipeline.models.tiny.described import ignore_interrupts
 from pipeline.models.tiny.export import FEW_STEP_FOLDER
 from pipeline.models.wan import WanModel, load_wan
 from pipeline.quality import i420
@@ -87,10 +88,9 @@ def default_settings(folder: Path) -> list[Setting]:
     spec = resolve_model(str(folder)).spec
     steps, scale = spec.default_steps, spec.default_guidance_scale
     settings = [
-        Setting(name=f"{steps} steps, guidance {scale:g}", steps=steps, guidance_scale=scale),
-        Setting(name=f"{steps} steps, guidance 1", steps=steps, guidance_scale=1.0),
-        Setting(name=f"{FEW_STEPS} steps, guidance {scale:g}", steps=FEW_STEPS, guidance_scale=scale),
-        Setting(name=f"{FEW_STEPS} steps, guidance 1", steps=FEW_STEPS, guidance_scale=1.0),
+        Setting(name=f"{number} steps, guidance {each:g}", steps=number, guidance_scale=each)
+        for number in (steps, FEW_STEPS)
+        for each in dict.fromkeys((scale, 1.0))
     ]
     if (folder / FEW_STEP_FOLDER / lora.FILE_NAME).is_file():
         name = f"{FEW_STEPS} steps, guidance 1, few-step update"
@@ -233,14 +233,18 @@ class _Judges:
         num_processes = min(12, max(1, (os.cpu_count() or 1) - 1))
         # Spawned: a fork of a process that has used the card cannot be trusted.
         spawn = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(num_processes, spawn) if num_clips >= 50 else None
+        self._pool = (
+            ProcessPoolExecutor(num_processes, spawn, initializer=ignore_interrupts)
+            if num_clips >= 50
+            else None
+        )
 
     def __enter__(self) -> _Judges:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
 
     def read(self, clips: Iterable[npt.NDArray[np.uint8]]) -> list[Reading]:
         """What each clip shows, of its I420 frames."""

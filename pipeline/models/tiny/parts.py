@@ -31,6 +31,8 @@ class Plan:
     teacher_batch: int
     guidance_captions: int
     guidance_seeds: int
+    evaluation_captions: int
+    evaluation_seeds: int
 
 
 REAL_PLAN = Plan(
@@ -45,6 +47,8 @@ REAL_PLAN = Plan(
     teacher_batch=2048,
     guidance_captions=200,
     guidance_seeds=2,
+    evaluation_captions=200,
+    evaluation_seeds=3,
 )
 TOY_PLAN = Plan(
     sizes=TOY,
@@ -58,6 +62,8 @@ TOY_PLAN = Plan(
     teacher_batch=8,
     guidance_captions=4,
     guidance_seeds=1,
+    evaluation_captions=4,
+    evaluation_seeds=1,
 )
 
 
@@ -116,10 +122,21 @@ def export_model(state: State, folder: Path, plan: Plan) -> None:
 
 
 def evaluate_model(
-    state: State, folder: Path, *, device: str, num_captions: int, num_seeds: int
+    state: State,
+    folder: Path,
+    plan: Plan,
+    *,
+    device: str,
+    num_captions: int | None = None,
+    num_seeds: int | None = None,
 ) -> list[Score]:
+    """num_captions, num_seeds: the plan's, when None."""
     scores = evaluate(
-        folder, default_settings(folder), device=device, num_captions=num_captions, num_seeds=num_seeds
+        folder,
+        default_settings(folder),
+        device=device,
+        num_captions=plan.evaluation_captions if num_captions is None else num_captions,
+        num_seeds=plan.evaluation_seeds if num_seeds is None else num_seeds,
     )
     state.log("evaluation\n" + table(scores))
     return scores

@@ -1,13 +1,14 @@
 """Trains the built-in model: `python -m pipeline.models.tiny.train all --state FOLDER --folder FOLDER`.
 
 Parts, in order: vae, denoiser, guidance, distill, export, evaluate. Each takes up what the one before left in
-the state folder, and goes on where it was when it was stopped. Seeds are fixed; as parts end by the clock,
-not by a number of steps, two runs agree in quality, not bit by bit.
+the state folder; one that trains goes on where it was when it was stopped, the others begin anew. Seeds are
+fixed; as parts end by the clock, not by a number of steps, two runs agree in quality, not bit by bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,8 +20,12 @@ PARTS = ("vae", "denoiser", "guidance", "distill", "export", "evaluate")
 
 def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for part in PARTS if args.part == "all" else [args.part]:
-        _run(part, args)
+        try:
+            _run(part, args)
+        except KeyboardInterrupt:
+            raise SystemExit(f"stopped in the part `{part}`; the same command goes on with it") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,9 +37,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--extend", action="store_true", help="go on training a finished part")
     parser.add_argument("--device", help="default: cuda:0 where there is one, else cpu")
     parser.add_argument("--toy", action="store_true", help="tiny networks and a few steps: does it all run?")
-    parser.add_argument("--captions", type=int, default=200, help="of the evaluation's 200, the first ones")
-    parser.add_argument("--seeds", type=int, default=3, help="clips for each caption")
+    parser.add_argument("--captions", type=_positive, help="of the evaluation's 200, the first ones")
+    parser.add_argument("--seeds", type=_positive, help="clips for each caption (default: 3)")
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, not {number}")
+    return number
 
 
 def _run(part: str, args: argparse.Namespace) -> None:
@@ -56,7 +68,7 @@ def _run(part: str, args: argparse.Namespace) -> None:
         parts.export_model(state, folder, plan)
     else:
         scores = parts.evaluate_model(
-            state, folder, device=device, num_captions=args.captions, num_seeds=args.seeds
+            state, folder, plan, device=device, num_captions=args.captions, num_seeds=args.seeds
         )
         state.save_facts("evaluation", {"scores": [asdict(score) for score in scores]})
 

@@ -95,8 +95,20 @@ class Training:
     def run(self, inputs_of: InputsOf, loss_of: LossOf, *, keep: Callable[[], dict[str, Any]] = dict) -> None:
         """Train until the budget is spent; keep: facts to store beside the result, asked for when saving.
 
-        loss_of is recorded (recorded.py), so it may depend on nothing but its arguments.
+        loss_of is recorded (recorded.py), so it may depend on nothing but its arguments. Interrupted, what
+        was trained so far is stored first.
         """
+        try:
+            self._train(inputs_of, loss_of, keep)
+        except KeyboardInterrupt:
+            self._save(keep())
+            raise
+        self.start = self._done()
+        self._save(keep())
+        if self.is_finished:
+            self.state.forget_unfinished(self.name)
+
+    def _train(self, inputs_of: InputsOf, loss_of: LossOf, keep: Callable[[], dict[str, Any]]) -> None:
 
         def loss_and_gradient(*inputs: torch.Tensor) -> Tensors:
             loss = loss_of(self.layout.split(self.flat.to(self.dtype)), *inputs)
@@ -123,10 +135,6 @@ class Training:
             if time.monotonic() - saved_s > CHECKPOINT_EVERY_S:
                 self._save(keep())
                 saved_s = time.monotonic()
-        self.start = self._done()
-        self._save(keep())
-        if self.is_finished:
-            self.state.forget_unfinished(self.name)
 
     def averaged(self) -> dict[str, torch.Tensor]:
         return self.layout.split(self.average)

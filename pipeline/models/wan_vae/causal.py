@@ -70,6 +70,11 @@ class CausalConv:
         """module: a WanCausalConv3d over three frames."""
         return cls(channels_last(module), module.bias.detach(), scale=scale, memory=memory)
 
+    @property
+    def radius(self) -> int:
+        """How far it sees to each side, in pixels of its frames."""
+        return self.weight.shape[-1] // 2
+
     def window(self, num_frames: int) -> torch.Tensor:
         """Where its next input goes, behind its history: (num_frames + 2, H, W, C), not filled yet."""
         return self._memory.window(num_frames + 2, self.history_2HWC.shape[1:])
@@ -79,7 +84,7 @@ class CausalConv:
 
 
 class StreamMemory:
-    """The history of every convolution of a decoder, and one window, which takes their inputs in turn.
+    """The history of every convolution of a decoder's part, and one window, which takes their inputs in turn.
 
     Laid out once for each shape, and used again by the next clip of that shape. A window of its own for each
     convolution would save two of the six history frames that are moved for each input, and take a half more
@@ -113,17 +118,20 @@ class StreamMemory:
     def window(self, num_frames: int, shape_HWC: torch.Size) -> torch.Tensor:
         return self._window[: num_frames * shape_HWC.numel()].view(num_frames, *shape_HWC)
 
-    def fits(self, *, height: int, width: int, frames_at_once: int, free_bytes: int) -> bool:
-        """Whether a clip of these latents can be decoded, frames_at_once through each layer, in free_bytes.
+    def needed_bytes(self, *, height: int, width: int, frames_at_once: int) -> int:
+        """For a clip of these latents, frames_at_once through each layer. In proportion to height * width.
 
         Beside histories and window there are at most 3.4 of the widest frames for each frame at once (counted
         for Wan2.2 at 1344x768); we reckon with 4, for what convolutions need to work.
         """
         histories = 2 * sum(_frame_values(conv, height, width) for conv in self.convs)
         widest = self._widest_frame(height, width)
-        window = (frames_at_once + 2) * widest
-        needed = histories + window + 4 * frames_at_once * widest
-        return window < _MOST_VALUES and needed * self.convs[0].weight.element_size() <= free_bytes
+        values = histories + (frames_at_once + 2) * widest + 4 * frames_at_once * widest
+        return values * self.convs[0].weight.element_size()
+
+    def is_within_32_bits(self, *, height: int, width: int, frames_at_once: int) -> bool:
+        """Whether 32 bits can count the values of every convolution's input."""
+        return (frames_at_once + 2) * self._widest_frame(height, width) < _MOST_VALUES
 
     def _widest_frame(self, height: int, width: int) -> int:
         return max(_frame_values(conv, height, width) for conv in self.convs)

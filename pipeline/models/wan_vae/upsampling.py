@@ -80,6 +80,7 @@ class Upsampling:
         spatial = resample.resample[1]
         self.kernel_QC22 = folded(spatial.weight.detach())
         self.bias_O = spatial.bias.detach()
+        self.radius = spatial.weight.shape[-1] // 2  # in pixels of the doubled picture
         self.time_conv = (
             CausalConv.of(resample.time_conv, scale=scale, memory=memory)
             if resample.mode == "upsample3d"
