@@ -180,13 +180,18 @@ def rejected_facts(rejected: pa.Table) -> list[dict[str, Any]]:
 def show_rejected(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Rejected rows, each with what would be valid; the first ones when there are many."""
     for row in rows[:MAX_ROWS_SHOWN]:
-        value = f" = {row['value']}" if row["value"] else ""
+        value = f" = {_visible(row['value'])}" if row["value"] else ""
         name = "" if row["id"] is None else f" (id {row['id']!r})"
         where = f"{row['file']} row {row['row']}{name}"
         line(console, f"rejected: {where}: {row['column']}{value}: {row['reason']}")
     more = len(rows) - MAX_ROWS_SHOWN
     if more > 0:
         line(console, f"rejected: {more} more rows, all of them in `vgbatch plan --json`")
+
+
+def _visible(value: str) -> str:
+    """On one line, and in quotes where its ends would not show."""
+    return repr(value) if value != value.strip() or len(value.splitlines()) > 1 else value
 
 
 def run_facts(summary: RunSummary) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class Checked:
     hashes: Hashes | None
 
 
+# Beyond, some number of steps has no such number of different noise levels in fp32.
+LEAST_FLOW_SHIFT, MOST_FLOW_SHIFT = 0.01, 100
+
+
 class Models:
     """The models of a manifest, each looked up once. Raises ModelError for the default one."""
 
@@ -178,7 +182,10 @@ def _numbers(rows: Rows, models: RowModels) -> dict[str, Any]:
     )
     guidance = _guidance(rows, "guidance_scale")
     shift = real_numbers(
-        rows, "flow_shift", accepts=lambda x: (x > 0) & (x <= 1000), valid="above 0 and at most 1000"
+        rows,
+        "flow_shift",
+        accepts=lambda x: (x >= LEAST_FLOW_SHIFT) & (x <= MOST_FLOW_SHIFT),
+        valid=f"{LEAST_FLOW_SHIFT} to {MOST_FLOW_SHIFT}; published models use 3 to 12",
     )
     return {
         "seed": pa.array(seed.values, mask=~seed.given),

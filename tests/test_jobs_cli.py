@@ -380,3 +380,11 @@ def test_a_seed_that_is_no_whole_number_is_told_so(tmp_path):
     code, out, err = vgbatch("plan", "manifest.parquet", folder=tmp_path)
     assert code == 3
     assert (out + err).count("must be a whole number from 0 to 9223372036854775807") == 2
+
+
+def test_a_value_of_white_space_is_shown_on_one_line(tmp_path):
+    write_manifest(tmp_path, [rows_of("a")[0] | {"prompt": " \t\n "}])
+    _, out, err = vgbatch("plan", "manifest.parquet", folder=tmp_path)
+    (said,) = [line for line in (out + err).splitlines() if line.startswith("rejected:")]
+    assert r"' \t\n '" in said
+    assert "say what to show" in said

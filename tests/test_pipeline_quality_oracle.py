@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,27 @@ def test_i420_comes_back_as_the_colour_it_was(colour: tuple[float, float, float]
     back = to_rgb(to_frames(rgb, width=4, height=6, num_frames=2))
     assert back.shape == (2, 6, 4, 3)
     assert np.abs(back - 255 * np.array(colour)).max() <= 2.5
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        np.zeros((5, 64, 64, 3)),
+        np.zeros((5, 64, 64, 3), np.bool_),
+        np.zeros((5, 64, 64), np.uint8),
+        np.zeros((5, 64, 64, 4), np.uint8),
+        np.zeros((5, 3, 64, 64), np.uint8),
+        np.zeros((1, 64, 64, 3), np.uint8),
+        np.zeros((0, 64, 64, 3), np.uint8),
+        np.zeros((5, 0, 64, 3), np.uint8),
+        np.zeros((5, 64, 15, 3), np.uint8),
+    ],
+    ids=lambda frames: f"{frames.dtype} {frames.shape}",
+)
+def test_what_is_no_clip_is_refused(frames: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=re.escape(str(frames.shape))):
+        read_clip(frames)
+
+
+def test_a_clip_without_an_object_shows_nothing() -> None:
+    assert read_clip(np.full((2, 16, 16, 3), 90, np.uint8)) == NOTHING

@@ -12,9 +12,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from manifests.errors import ModelError, RenderError
+from manifests.validate import LEAST_FLOW_SHIFT, MOST_FLOW_SHIFT
 from pipeline.sampling.levels import noise_levels, sampler_settings
 from pipeline.sampling.schedules import make_schedule
 from pipeline.sampling.steppers import Stepper
+from pipeline.sampling.unipc import unipc_updates
 
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]
 
@@ -281,3 +283,17 @@ def test_settings_that_are_left_out_are_those_of_diffusers() -> None:
 def test_a_shift_that_leaves_no_levels_apart_is_an_error_of_the_job(make: Any) -> None:
     with pytest.raises(RenderError, match=r"40 steps have no 40 different noise levels .*: 1e\+09"):
         Stepper(config_of(make(3.0)), flow_shift=1e9, steps=40, device="cpu")
+
+
+@pytest.mark.parametrize("flow_shift", [LEAST_FLOW_SHIFT, MOST_FLOW_SHIFT])
+@pytest.mark.parametrize("steps", [1, 2, 3, 20, 1000])
+def test_every_flow_shift_that_a_row_may_ask_for_has_as_many_noise_levels_as_steps(
+    flow_shift: float, steps: int
+) -> None:
+    unipc, euler = (
+        noise_levels(sampler_settings({"_class_name": name, **config}), flow_shift=flow_shift, steps=steps)
+        for name, config in (("UniPCMultistepScheduler", WAN), ("FlowMatchEulerDiscreteScheduler", {}))
+    )
+    assert len(unipc.sigmas) == len(euler.sigmas) == steps + 1
+    for update in unipc_updates(unipc.sigmas, order=3, disable_corrector=()):
+        assert np.isfinite([update.width, *update.earlier_weights]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,26 @@ import pytest
 
 from pipeline.frames import to_frames
 from pipeline.models.resolve import ResolvedModel, resolve_model
-from pipeline.models.tiny.evaluate import FEW_STEPS, Score, Setting, _Judges, _loaded, evaluate, sample, table
+from pipeline.models.tiny.captions import (
+    CHOICE_SEED,
+    EVALUATION_SEED,
+    HELD_OUT_TEMPLATES,
+    TEMPLATES,
+    evaluation_cases,
+)
+from pipeline.models.tiny.evaluate import (
+    FEW_STEPS,
+    Score,
+    Setting,
+    _Judges,
+    _loaded,
+    default_settings,
+    evaluate,
+    sample,
+    table,
+)
 from pipeline.models.tiny.render import render
-from pipeline.models.tiny.scenes import sample_scenes
+from pipeline.models.tiny.scenes import COLOURS, MOTIONS, SHAPES, is_held_out, sample_scenes
 from pipeline.models.wan import WanModel
 from pipeline.quality.i420 import to_rgb
 from pipeline.quality.oracle import read_clip
@@ -46,7 +64,7 @@ def test_it_samples_the_clips_that_the_engine_renders(builtin: ResolvedModel, gu
     rendered = make_engine(builtin).render(make_batch(builtin, *jobs)).clips
     for frames, clip in zip(sampled, rendered, strict=True):
         assert clip.frames is not None
-        assert frames.std() > 10
+        assert frames.std() > 3
         assert np.abs(frames.astype(int) - clip.frames).max() <= 1
 
 
@@ -79,3 +97,41 @@ def test_it_says_on_stderr_how_far_it_is(builtin: ResolvedModel, capsys: pytest.
 def test_the_table_has_a_row_for_each_score() -> None:
     score = Score(setting=PLAIN, num_clips=8, colour=1.0, shape=0.875, motion=0.5, all_three=0.25)
     assert table([score, score]).splitlines()[2:] == ["| 4 steps | 8 | 100.0% | 87.5% | 50.0% | 25.0% |"] * 2
+
+
+# ---- the weights that ship --------------------------------------------------------------------------------
+
+
+def test_the_few_step_update_as_shipped_shows_what_captions_say(builtin: ResolvedModel) -> None:
+    """On captions that chose nothing: of 200 x 3 clips it shows 99.8, 90.2 and 93.2 % (model card)."""
+    setting = Setting(name="few steps", steps=FEW_STEPS, guidance_scale=1.0, few_step=True)
+    (score,) = evaluate(builtin.source.folder, [setting], device="cpu", num_captions=60, num_seeds=1)
+    assert score.colour >= 0.95
+    assert score.shape >= 0.8
+    assert score.motion >= 0.85
+    assert score.all_three >= 0.7
+
+
+def test_the_defaults_as_shipped_show_what_captions_say(builtin: ResolvedModel) -> None:
+    (setting, *_) = default_settings(builtin.source.folder)
+    assert (setting.steps, setting.guidance_scale) == (20, 3.0)
+    (score,) = evaluate(builtin.source.folder, [setting], device="cpu", num_captions=20, num_seeds=1)
+    assert score.colour >= 0.9
+    assert score.shape >= 0.8
+    assert score.motion >= 0.8
+    assert score.all_three >= 0.7
+
+
+def test_what_was_held_out_when_the_shipped_weights_were_trained_still_is() -> None:
+    """Another split would evaluate them on what they were trained on: they must be trained anew first."""
+    names = np.meshgrid(*(np.arange(len(each)) for each in (COLOURS, SHAPES, MOTIONS)), indexing="ij")
+    text = "\n".join([*COLOURS, *SHAPES, *MOTIONS, *HELD_OUT_TEMPLATES, *TEMPLATES])
+    digest = sha256(np.packbits(is_held_out(*names)).tobytes() + text.encode())
+    assert digest.hexdigest()[:16] == "0246f48e51356d6b"
+
+
+def test_settings_are_chosen_on_other_captions_than_they_are_scored_on() -> None:
+    scored, chosen = (
+        {case.caption for case in evaluation_cases(seed=seed)} for seed in (EVALUATION_SEED, CHOICE_SEED)
+    )
+    assert len(scored & chosen) < 5

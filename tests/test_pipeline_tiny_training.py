@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from manifests.errors import UsageError
 from pipeline.models.resolve import resolve_model
 from pipeline.models.tiny import lora, parts, train
 from pipeline.models.tiny.bank import Size
@@ -19,7 +21,7 @@ from pipeline.models.tiny.distill import choose_guidance, distill
 from pipeline.models.tiny.evaluate import default_settings, evaluate
 from pipeline.models.tiny.export import export
 from pipeline.models.tiny.flat import Layout
-from pipeline.models.tiny.networks import TOY, make_transformer, make_vae
+from pipeline.models.tiny.networks import REAL, TOY, make_transformer, make_vae
 from pipeline.models.tiny.state import Minutes, State, Steps
 from pipeline.models.tiny.train import main
 from pipeline.models.tiny.train_denoiser import Batch, flow_loss, initial_weights, train_denoiser
@@ -193,7 +195,7 @@ def test_training_finds_a_minimum_and_ignores_a_step_that_is_not_finite(tmp_path
 
 
 def test_a_part_names_the_one_that_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="run the part `vae` first"):
+    with pytest.raises(UsageError, match=r"no vae\.safetensors"):
         run_denoiser(State(tmp_path), Steps(1))
 
 
@@ -318,3 +320,52 @@ def test_the_real_model_fits_its_size() -> None:
     vae = sum(tensor.numel() for tensor in make_vae(sizes).parameters())
     numbers = vae + sum(tensor.numel() for tensor in [*weights.values(), *update.values()])
     assert 2 * numbers < 15_900_000
+
+
+# ---- what a user may do to a state folder -----------------------------------------------------------------
+
+
+def test_damaged_state_names_its_file(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    for name in ("vae.safetensors", "guidance.json"):
+        file = tmp_path / name
+        file.write_bytes(b"\x07half")
+        with pytest.raises(UsageError, match=re.escape(str(file))):
+            State(tmp_path).result("vae") if file.suffix != ".json" else State(tmp_path).facts("guidance")
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no vae\.safetensors.*run the part `vae` first"):
+        main(["export", "--toy", "--state", str(tmp_path), "--device", "cpu"])
+
+
+def test_state_of_networks_of_other_sizes_is_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(SystemExit, match="other sizes"):
+        main(["export", "--state", str(tmp_path), "--device", "cpu"])
+    with pytest.raises(UsageError, match="other sizes"):
+        train_vae(State(tmp_path), Steps(9), REAL, device="cpu", batch=1, num_test_clips=1)
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    with State(tmp_path).locked(), pytest.raises(SystemExit, match="another process trains"):
+        main(["vae", "--toy", "--state", str(tmp_path), "--device", "cpu"])
+
+
+def test_export_leaves_no_few_step_update_of_another_model(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "state")
+    (tmp_path / "state" / "few_step.safetensors").unlink(missing_ok=True)
+    folder = tmp_path / "model"
+    (folder / "few_step").mkdir(parents=True)
+    (folder / "few_step" / "pytorch_lora_weights.safetensors").write_bytes(b"another's")
+    export(State(tmp_path / "state"), folder, TOY)
+    assert not (folder / "few_step").exists()
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
+def test_minutes_are_a_time_to_train(
+    minutes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["vae", "--state", str(tmp_path), "--minutes", minutes])
+    assert "--minutes" in capsys.readouterr().err

@@ -110,9 +110,18 @@ class WanBlock:
         return TextKeys(k_BMHK=k_BMHK, v_BMHK=v_BMHK, counts_B=counts_B)
 
     def attend(
-        self, x_BND: torch.Tensor, normed_BND: torch.Tensor, table_6D: torch.Tensor, rope: Rope, backend: str
+        self,
+        x_BND: torch.Tensor,
+        normed: list[torch.Tensor],
+        table_6D: torch.Tensor,
+        rope: Rope,
+        backend: str,
     ) -> torch.Tensor:
-        """Self-attention into x, in place; returns what cross-attention's query is projected from."""
+        """Self-attention into x, in place; returns what cross-attention's query is projected from.
+
+        normed: the first is x under its norm. It is taken out, so that its room is free once it is read.
+        """
+        normed_BND = normed.pop(0)
         num_tokens = x_BND.shape[1]
         num_rows = query_rows(num_tokens, backend=backend) if len(x_BND) == 1 else num_tokens
         qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=num_rows)
@@ -135,12 +144,16 @@ class WanBlock:
     def finish(
         self,
         x_BND: torch.Tensor,
-        normed_BND: torch.Tensor,
+        normed: list[torch.Tensor],
         table_6D: torch.Tensor,
         text: TextKeys,
         next_norm: Norm,
     ) -> torch.Tensor:
-        """Cross-attention and feed-forward into x, in place; returns x under the norm of whatever is next."""
+        """Cross-attention and feed-forward into x, in place; returns x under the norm of whatever is next.
+
+        normed: as in attend.
+        """
+        normed_BND = normed.pop(0)
         mixed_BND = text_attention(
             self.text_q(normed_BND),
             text.k_BMHK,

@@ -96,16 +96,13 @@ class WanTransformer:
         streams = [x_BND]
         normed = [fused_affine_norm(x_BND, weight=norms[0].weight, bias=norms[0].bias, eps=self.eps)]
         for number, (block, table_6D) in enumerate(zip(self.blocks, blocks_L6D, strict=True)):
-            # Handed over one by one, not kept: what a block has read is freed before it needs more room.
             for stream_BND in streams:
-                normed.append(block.attend(stream_BND, normed.pop(0), table_6D, rope, backend))
+                normed.append(block.attend(stream_BND, normed, table_6D, rope, backend))
             if number == 0:
                 streams += [x_BND.clone() for _ in texts[1:]]
                 normed *= len(texts)
             for stream_BND, text in zip(streams, texts, strict=True):
-                normed.append(
-                    block.finish(stream_BND, normed.pop(0), table_6D, text[number], norms[number + 1])
-                )
+                normed.append(block.finish(stream_BND, normed, table_6D, text[number], norms[number + 1]))
         velocities = (self.module.proj_out(normed_BND) for normed_BND in normed)
         return [self._unpatchify(velocity_BNP, latents_BCTHW.shape) for velocity_BNP in velocities]
 

@@ -22,6 +22,7 @@ _GRID_REACH = 2.0  # of the grid, in radii of a disc of the object's area: a sta
 _ANGLES = np.deg2rad(np.arange(0, 360, 15))
 
 _FOREGROUND = 55.0  # distance in RGB from the background; objects differ by more than 100
+_LEAST_SIDE = 16
 _LEAST_AREA = 12.0  # pixels; anything smaller is a blemish
 
 # Motion, in units of the object's radius or the picture's shorter side; between what scenes do and do not.
@@ -47,7 +48,14 @@ NOTHING = Reading(colour=None, shape=None, motion=None)
 
 
 def read_clip(rgb_FHW3: npt.NDArray[np.uint8]) -> Reading:
-    """rgb_FHW3: uint8 frames of one shot, at least 2 of them."""
+    """rgb_FHW3: uint8 frames of one shot, at least 2 of at least 16x16 pixels. Raises ValueError.
+
+    It knows clips of one main object before a smooth background: of noise it says what it resembles most.
+    """
+    if rgb_FHW3.dtype != np.uint8 or rgb_FHW3.ndim != 4 or rgb_FHW3.shape[-1] != 3:
+        raise ValueError(f"frames are uint8 (F, H, W, 3), not {rgb_FHW3.dtype} {rgb_FHW3.shape}")
+    if len(rgb_FHW3) < 2 or min(rgb_FHW3.shape[1:3]) < _LEAST_SIDE:
+        raise ValueError(f"at least 2 frames of at least 16x16 pixels, not {rgb_FHW3.shape}")
     video = rgb_FHW3.astype(np.float64)
     away = video - _background(video)
     mask = _largest_components(np.linalg.norm(away, axis=-1) > _FOREGROUND)

@@ -25,6 +25,8 @@ from pipeline.models.tiny.scenes import (
 )
 
 EVALUATION_SEED = 77_001
+# What a setting is chosen by must not be what it is then scored on.
+CHOICE_SEED = 77_002
 
 _SHAPE_WORDS = {
     "circle": ("circle", "circle", "disc", "ball"),
@@ -210,11 +212,11 @@ class Case:
     motion: str
 
 
-def evaluation_cases(num_cases: int = 200) -> list[Case]:
+def evaluation_cases(num_cases: int = 200, *, seed: int = EVALUATION_SEED) -> list[Case]:
     """Always the same captions of 64x64 scenes: templates and combinations that training never shows."""
-    rng = np.random.default_rng(EVALUATION_SEED)
+    rng = np.random.default_rng(seed)
     scenes = sample_scenes(rng, num_cases, width=64, height=64, held_out=True)
-    words = Random(EVALUATION_SEED)
+    words = Random(seed)
     return [
         Case(caption=caption, colour=colour, shape=shape, motion=motion)
         for caption, (colour, shape, motion) in zip(

@@ -68,7 +68,12 @@ def choose_guidance(
     with TemporaryDirectory() as folder:
         export(state, Path(folder), sizes)
         scores = evaluate(
-            Path(folder), settings, device=device, num_captions=num_captions, num_seeds=num_seeds
+            Path(folder),
+            settings,
+            device=device,
+            num_captions=num_captions,
+            num_seeds=num_seeds,
+            to_choose=True,
         )
     state.log("guidance\n" + table(scores))
     best = max(scores, key=lambda score: score.all_three).setting.guidance_scale

@@ -23,7 +23,7 @@ from pipeline.engine import denoise
 from pipeline.frames import to_frames
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.tiny import lora, whole_clip
-from pipeline.models.tiny.captions import Case, evaluation_cases
+from pipeline.models.tiny.captions import CHOICE_SEED, EVALUATION_SEED, Case, evaluation_cases
 from pipeline.models.tiny.described import ignore_interrupts
 from pipeline.models.tiny.export import FEW_STEP_FOLDER
 from pipeline.models.wan import WanModel, load_wan
@@ -36,7 +36,7 @@ from pipeline.sampling.steppers import Stepper
 
 FEW_STEPS = 4
 SCALES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-_FIRST_SEED = 500_000
+_FIRST_SEED, _FIRST_CHOICE_SEED = 500_000, 600_000
 _REPORTED_EVERY = 100  # clips
 
 
@@ -63,13 +63,24 @@ class Score:
 
 
 def evaluate(
-    folder: Path, settings: Sequence[Setting], *, device: str, num_captions: int = 200, num_seeds: int = 3
+    folder: Path,
+    settings: Sequence[Setting],
+    *,
+    device: str,
+    num_captions: int = 200,
+    num_seeds: int = 3,
+    to_choose: bool = False,
 ) -> list[Score]:
     """The scores of a checkpoint on held-out captions, one for each setting. 64x64, 17 frames.
 
-    Says on stderr how far it is.
+    to_choose: a setting by them, so on other captions and other noise than are reported. Says on stderr how
+    far it is.
     """
-    cases = evaluation_cases()[:num_captions] * num_seeds
+    caption_seed, first_seed = (
+        (CHOICE_SEED, _FIRST_CHOICE_SEED) if to_choose else (EVALUATION_SEED, _FIRST_SEED)
+    )
+    cases = evaluation_cases(seed=caption_seed)[:num_captions] * num_seeds
+    noise_seeds = range(first_seed, first_seed + len(cases))
     resolved_model = resolve_model(str(folder))
     scores = []
     with _Judges(len(cases)) as judges:
@@ -78,7 +89,8 @@ def evaluate(
             if wanted:
                 model = _loaded(resolved_model, few_step, device)
                 scores += [
-                    _score(resolved_model, model, setting, cases, judges, device) for setting in wanted
+                    _score(resolved_model, model, setting, cases, noise_seeds, judges, device)
+                    for setting in wanted
                 ]
     return scores
 
@@ -172,6 +184,7 @@ def _score(
     model: WanModel,
     setting: Setting,
     cases: Sequence[Case],
+    noise_seeds: Sequence[int],
     judges: _Judges,
     device: str,
 ) -> Score:
@@ -180,7 +193,7 @@ def _score(
         model,
         (spec.default_width, spec.default_height, spec.default_num_frames),
         [case.caption for case in cases],
-        range(_FIRST_SEED, _FIRST_SEED + len(cases)),
+        noise_seeds,
         negative_prompt=spec.default_negative_prompt,
         steps=setting.steps,
         guidance_scale=setting.guidance_scale,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from diffusers import WanPipeline
 from safetensors.torch import save_file
 
 from pipeline.models.tiny import lora
-from pipeline.models.tiny.flat import Weights, part_of
+from pipeline.models.tiny.flat import Weights, part_of, require_shapes
 from pipeline.models.tiny.networks import (
     Sizes,
     make_scheduler,
@@ -57,6 +58,7 @@ def export(state: State, folder: Path, sizes: Sizes) -> None:
     chosen = state.facts("guidance") or {"guidance_scale": UNTUNED_GUIDANCE}
     defaults = DEFAULTS | {"guidance_scale": chosen["guidance_scale"]}
     (folder / "vgbatch.json").write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(folder / FEW_STEP_FOLDER, ignore_errors=True)  # another transformer's must not stay
     if state.has(FEW_STEP_FOLDER):
         _save_lora(state.result(FEW_STEP_FOLDER)[0], folder / FEW_STEP_FOLDER)
 
@@ -64,7 +66,7 @@ def export(state: State, folder: Path, sizes: Sizes) -> None:
 def _load(module: Any, weights: Weights) -> None:
     """Every parameter; transformers ties names of one tensor, so its state has more names than weights."""
     parameters = dict(module.named_parameters())
-    assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
+    require_shapes(weights, {name: parameter.shape for name, parameter in parameters.items()})
     for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from manifests.errors import UsageError
+
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -35,6 +37,15 @@ class Layout:
         return {
             name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
+
+
+def require_shapes(weights: Weights, shapes: Mapping[str, torch.Size]) -> None:
+    """Raises UsageError where a network of other sizes left these weights."""
+    if {name: tensor.shape for name, tensor in weights.items()} != shapes:
+        raise UsageError(
+            "the state is of networks of other sizes",
+            hint="the real ones and those of `--toy` need folders of their own",
+        )
 
 
 def part_of(weights: Weights, prefix: str) -> dict[str, torch.Tensor]:

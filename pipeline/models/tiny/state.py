@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from manifests.errors import Busy, UsageError
 
 CHECKPOINT_EVERY_S = 60.0
 
@@ -91,9 +95,9 @@ class State:
         return (self.folder / f"{name}.safetensors").is_file()
 
     def result(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """A result's weights in fp32 and its facts. Raises FileNotFoundError naming the part to run first."""
+        """A result's weights in fp32 and its facts. Raises UsageError."""
         if not self.has(name):
-            raise FileNotFoundError(f"{self.folder} has no {name}.safetensors: run the part `{name}` first")
+            raise UsageError(f"no {name}.safetensors in {self.folder}", hint=f"run the part `{name}` first")
         weights, facts = _load(self.folder / f"{name}.safetensors")
         return {key: tensor.float() for key, tensor in weights.items()}, facts
 
@@ -114,7 +118,22 @@ class State:
 
     def facts(self, name: str) -> dict[str, Any] | None:
         file = self.folder / f"{name}.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        try:
+            return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        except ValueError as error:
+            raise _damaged(file) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held by one process at a time. Raises Busy."""
+        with (self.folder / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(
+                    f"another process trains in {self.folder}", hint="wait for it, or give another `--state`"
+                ) from None
+            yield
 
 
 def _save(tensors: Mapping[str, torch.Tensor], file: Path, facts: Mapping[str, Any]) -> None:
@@ -124,6 +143,15 @@ def _save(tensors: Mapping[str, torch.Tensor], file: Path, facts: Mapping[str, A
 
 
 def _load(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    with safe_open(file, framework="pt") as content:
-        facts = json.loads((content.metadata() or {}).get("facts", "{}"))
-        return {key: content.get_tensor(key) for key in content.keys()}, facts  # noqa: SIM118
+    try:
+        with safe_open(file, framework="pt") as content:
+            facts = json.loads((content.metadata() or {}).get("facts", "{}"))
+            return {key: content.get_tensor(key) for key in content.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(file) from error
+
+
+def _damaged(file: Path) -> UsageError:
+    return UsageError(
+        f"damaged, so not what a part has left: {file}", hint="remove it and run its part again"
+    )

@@ -11,6 +11,13 @@ import argparse
 import signal
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manifests.errors import VgbatchError
+
+if TYPE_CHECKING:
+    from pipeline.models.tiny.parts import Plan
+    from pipeline.models.tiny.state import State
 
 # What a part needs is imported when it runs: the processes that draw scenes import this file, without torch.
 
@@ -26,6 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
             _run(part, args)
         except KeyboardInterrupt:
             raise SystemExit(f"stopped in the part `{part}`; the same command goes on with it") from None
+        except VgbatchError as error:
+            raise SystemExit(f"error: {error.advice}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("part", choices=[*PARTS, "all"])
     parser.add_argument("--state", type=Path, required=True, help="what parts leave for each other")
     parser.add_argument("--folder", type=Path, help="where export writes the model (default: STATE/model)")
-    parser.add_argument("--minutes", type=float, help="of wall-clock time for a part, set-up included")
+    parser.add_argument("--minutes", type=_minutes, help="of wall-clock time for a part, set-up included")
     parser.add_argument("--extend", action="store_true", help="go on training a finished part")
     parser.add_argument("--device", help="default: cuda:0 where there is one, else cpu")
     parser.add_argument("--toy", action="store_true", help="tiny networks and a few steps: does it all run?")
@@ -49,6 +58,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < 1e6:
+        raise argparse.ArgumentTypeError(f"above 0, not {text}")
+    return minutes
+
+
 def _run(part: str, args: argparse.Namespace) -> None:
     import torch
 
@@ -59,6 +75,13 @@ def _run(part: str, args: argparse.Namespace) -> None:
     state = State(args.state)
     folder = args.folder or args.state / "model"
     plan = parts.TOY_PLAN if args.toy else parts.REAL_PLAN
+    with state.locked():
+        _do(part, args, state, folder, plan, device)
+
+
+def _do(part: str, args: argparse.Namespace, state: State, folder: Path, plan: Plan, device: str) -> None:
+    from pipeline.models.tiny import parts
+
     if part in MINUTES:
         minutes = args.minutes or MINUTES[part]
         parts.train(part, state, plan, minutes=minutes, device=device, extend=args.extend)

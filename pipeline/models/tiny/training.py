@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.graph.recorded import Recorded, Tensors
-from pipeline.models.tiny.flat import Layout, Weights
+from pipeline.models.tiny.flat import Layout, Weights, require_shapes
 from pipeline.models.tiny.state import CHECKPOINT_EVERY_S, Budget, State
 
 WARMUP_STEPS = 200
@@ -53,6 +53,8 @@ class Training:
         self._restore(initial, extend)
 
     def _restore(self, initial: Weights, extend: bool) -> None:
+        if self.state.has(self.name):
+            require_shapes(self.state.result(self.name)[0], self.layout.shapes)
         unfinished = self.state.unfinished(self.name)
         if unfinished is not None:
             tensors, facts = unfinished
