@@ -6,6 +6,7 @@ Shapes: B clips, C latent channels, T latent frames, H and W sides (of latents, 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -37,9 +38,12 @@ def build_engine(config: EngineConfig) -> Engine:
 
 
 class Engine:
-    """A Renderer, and a Prober, with one model loaded at a time."""
+    """A Renderer, and a Prober, with one model loaded at a time.
 
-    def __init__(self, config: EngineConfig) -> None:
+    loaded: the model to begin with, where it is in memory already.
+    """
+
+    def __init__(self, config: EngineConfig, *, loaded: tuple[ModelSource, VideoModel] | None = None) -> None:
         self.config = resolved(config)
         self.gpu_name = device_name(config.device)
         self._backend_of = backend_chooser(
@@ -47,7 +51,8 @@ class Engine:
             device=config.device,
             file=self.config.attention_choices,
         )
-        self._loaded: tuple[ModelSource, VideoModel] | None = None
+        self._loaded = loaded
+        self._rendered: set[tuple[str, int]] = set()
         self._prompts = PromptCache(self.config.embeddings)
         torch.backends.cudnn.deterministic = True
         if self.config.device != "cpu":
@@ -82,7 +87,19 @@ class Engine:
                 finished_clip(model, job, latents_BCTHW[index : index + 1])
                 for index, job in enumerate(batch.jobs)
             )
+        self._note_compiled(batch, clock.compiled().num_kernels)
         return Rendering(clips=clips, times=clock.times(), peak_memory_bytes=clock.peak_memory_bytes())
+
+    def _note_compiled(self, batch: Batch, num_kernels: int) -> None:
+        """Shapes are static, so a bucket's first batch of a size compiles all that the next ones launch."""
+        static = (batch.bucket.key, batch.size)
+        if static in self._rendered and num_kernels:
+            print(
+                f"warning: {num_kernels} kernels were compiled for {batch.bucket.label}, "
+                "though a batch like it was rendered before",
+                file=sys.stderr,
+            )
+        self._rendered.add(static)
 
     @torch.inference_mode()
     def _probe(self, batch: Batch) -> StepTimes:

@@ -15,7 +15,8 @@ from manifests.job import Batch, Bucket
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Seconds on a monotonic clock. load_s: what serves other batches too, such as reading weights."""
+    """Seconds on a monotonic clock. load_s: what serves other batches too, such as
+    reading weights and compiling kernels."""
 
     load_s: float = 0.0
     encode_s: float = 0.0

@@ -17,10 +17,13 @@ from pipeline import engine as engine_module
 from pipeline.config import EngineConfig
 from pipeline.engine import Engine, build_engine, finished_clip
 from pipeline.frames import to_frames
+from pipeline.kernels.triton_jit import Compiled
 from pipeline.models.protocol import Piece, joined
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.wan import WanModel
 from pipeline.models.wan_transformer import WanTransformer
+from pipeline.rendering import StageTimes
+from pipeline.timing import StageClock
 from tests.pipeline_checkpoints import (
     LONG,
     SHORT,
@@ -332,3 +335,17 @@ def test_a_worker_can_be_sent_what_builds_its_engine(t2v: Case) -> None:
     build, sent = pickle.loads(pickle.dumps((build_engine, config)))
     assert sent == config
     assert isinstance(build(sent), Engine)
+
+
+def test_a_kernel_compiled_for_a_bucket_that_was_rendered_before_is_reported(
+    t2v: Case, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(t2v.model)
+    counts = iter([3, 0, 2])
+    monkeypatch.setattr(StageClock, "compiled", lambda clock: Compiled(next(counts)))
+    monkeypatch.setattr(StageClock, "times", lambda clock: StageTimes())
+    said = []
+    for _ in range(3):
+        engine.render(make_batch(t2v.model, make_job(t2v.model)))
+        said.append("kernels were compiled" in capfd.readouterr().err)
+    assert said == [False, False, True]

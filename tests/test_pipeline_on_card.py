@@ -16,6 +16,7 @@ from pipeline.engine import Engine
 from pipeline.graph.attention_choice import choose_backend
 from pipeline.graph.recorded import Recorded
 from pipeline.kernels.attention import FLASH3, TORCH, attention, available_backends, query_rows
+from pipeline.kernels.triton_jit import compiled
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from tests.pipeline_checkpoints import make_batch, make_job
 
@@ -55,6 +56,17 @@ def test_after_a_buckets_first_batch_the_card_is_asked_for_no_more_memory(
     for first in (20, 30, 40):
         engine.render(batch(model, first, first + 1))
     assert allocations() == before
+
+
+def test_after_a_buckets_first_batch_nothing_is_compiled(
+    engine: Engine, model: ResolvedModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine.render(batch(model, 1, 2, 3, num_frames=13))
+    before = compiled()
+    for first in (20, 30):
+        engine.render(batch(model, first, first + 1, first + 2, num_frames=13))
+    assert compiled() == before
+    assert "were compiled" not in capfd.readouterr().err
 
 
 def test_replayed_kernels_give_the_bits_of_the_first_calls(engine: Engine, model: ResolvedModel) -> None:

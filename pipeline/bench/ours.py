@@ -96,9 +96,7 @@ def attention(setting: Setting) -> str:
 def make_engine(setting: Setting, parts: Parts) -> Engine:
     """An engine that has the bench's model loaded already, in place of one read from a checkpoint."""
     vae = setting.weights.vae(device=setting.device).to(vae_dtype(setting))
-    engine = Engine(_config(setting))
-    engine._loaded = (_SOURCE, _model(setting, vae=vae, **vars(parts)))
-    return engine
+    return Engine(_config(setting), loaded=(_SOURCE, _model(setting, vae=vae, **vars(parts))))
 
 
 def clips(
