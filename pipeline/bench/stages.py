@@ -136,8 +136,8 @@ def decode_stage(setting: Setting) -> StageResult:
         operations=decode_operations(setting.shape.vae, latent_shape_CTHW=setting.latent_shape_CTHW),
         notes=(
             "in the timer: latents to RGB in [0, 1] on the device; memory of the VAE alone",
-            f"diffusers in float32, tuned in {tuned_name}, ours in {our_name}: with as many latent frames at "
-            "once as memory allows, and by frame",
+            f"diffusers in float32, tuned in {tuned_name}, ours in {our_name}",
+            "ours: as many latent frames at once as the device has room for; by frame: one at a time",
         ),
     )
     return _in_turns(setting, lineup, result)
