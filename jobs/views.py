@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -139,6 +140,16 @@ def _plan_line(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def _bucket_cells(bucket: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Model, size with steps, and guidance."""
+    second = bucket["guidance_scale_2"]
+    return (
+        bucket["model"],
+        f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {bucket['steps']} steps",
+        f"{bucket['guidance_scale']:g}" + (f"/{second:g}" if second is not None else ""),
+    )
+
+
 def _bucket_table(buckets: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (
@@ -152,13 +163,16 @@ def _bucket_table(buckets: list[dict[str, Any]]) -> Table:
         ("expected", "right"),
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]  # rich's literal type
+    alike = Counter(_bucket_cells(bucket) for bucket in buckets)
     for bucket in buckets:
-        second = bucket["guidance_scale_2"]
         expected_s = bucket["expected_device_s"]
+        model, label, guidance = _bucket_cells(bucket)
+        # Said only where nothing else tells two buckets apart.
+        shift = f" shift {bucket['flow_shift']:g}" if alike[model, label, guidance] > 1 else ""
         table.add_row(
-            escape(bucket["model"]),
-            f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {bucket['steps']} steps",
-            f"{bucket['guidance_scale']:g}" + (f"/{second:g}" if second is not None else ""),
+            escape(model),
+            label + shift,
+            guidance,
             str(bucket["jobs"]),
             str(bucket["batches"]),
             f"{bucket['batch_size']}/{bucket['cap']}" + _cap_note(bucket["cap_source"]),

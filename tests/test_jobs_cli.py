@@ -388,3 +388,17 @@ def test_a_value_of_white_space_is_shown_on_one_line(tmp_path):
     (said,) = [line for line in (out + err).splitlines() if line.startswith("rejected:")]
     assert r"' \t\n '" in said
     assert "say what to show" in said
+
+
+def test_buckets_that_differ_in_nothing_but_their_shift_are_told_apart(tmp_path):
+    rows = [
+        row | {"flow_shift": shift}
+        for row, shift in zip(rows_of("a", "b", "c"), (3.0, 5.5, 3.0), strict=True)
+    ]
+    rows.append(rows_of("d")[0] | {"steps": 3})
+    write_manifest(tmp_path, rows)
+    _, out, err = vgbatch("plan", "manifest.parquet", folder=tmp_path)
+    lines = [line for line in (out + err).splitlines() if "steps" in line and line.startswith("builtin")]
+    assert sum(" shift 3 " in line for line in lines) == 1
+    assert sum(" shift 5.5 " in line for line in lines) == 1
+    assert len(lines) == 3
