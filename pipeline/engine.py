@@ -143,6 +143,7 @@ class Engine:
     ) -> torch.Tensor:
         bucket = batch.bucket
         shape = model.latent_shape(width=bucket.width, height=bucket.height, num_frames=bucket.num_frames)
+        model.lay_out(shape)
         noise_BCTHW = initial_noise((job.seed for job in slots(batch)), shape_CTHW=shape)
         stepper = Stepper(
             model.scheduler_config,

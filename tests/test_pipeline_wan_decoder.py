@@ -18,6 +18,7 @@ from pipeline.models.wan import WanModel
 from pipeline.models.wan_vae.causal import channels_last, frame_by_frame, in_one
 from pipeline.models.wan_vae.decoder import WanDecoder
 from pipeline.models.wan_vae.sums import Sum
+from pipeline.models.wan_vae.tiles import WHOLE, Grid
 from pipeline.models.wan_vae.upsampling import Upsampled, folded
 from tests.pipeline_ops import rand
 from tests.pipeline_vaes import KINDS, WAN22, Pair, diffusers_rgb, make_vae
@@ -97,6 +98,19 @@ def test_clips_of_one_shape_share_their_memory(pair: Pair) -> None:
     first = addresses(pair.latents(2, 2, 3))
     assert addresses(pair.latents(3, 2, 3, seed=2)) == first
     assert pair.decoder.decode(pair.latents(2, 4, 1), frames_at_once=1).shape[1] == 5
+
+
+@pytest.mark.parametrize("grid", [WHOLE, Grid(1, 2)], ids=str)
+def test_what_is_laid_out_beforehand_is_what_decoding_uses(pair: Pair, grid: Grid) -> None:
+    def addresses() -> list[int]:
+        memories = (pair.decoder._middle_memory, pair.decoder._memory)
+        return [conv.history_2HWC.data_ptr() for memory in memories for conv in memory.convs]
+
+    pair.decoder.decode(pair.latents(1, 2, 1), frames_at_once=1)  # of another shape
+    pair.decoder.lay_out(height=2, width=40, frames_at_once=1, grid=grid)
+    laid_out = addresses()
+    pair.decoder.decode(pair.latents(2, 2, 40), frames_at_once=1, grid=grid)
+    assert addresses() == laid_out
 
 
 def test_diffusers_still_runs_on_the_same_weights(pair: Pair) -> None:

@@ -15,7 +15,6 @@ _EAGER_CALLS = 2  # of each set of shapes: compilation, autotuning and cuBLAS's 
 @dataclass(kw_only=True)
 class _Recording:
     graph: torch.cuda.CUDAGraph
-    inputs: Tensors
     outputs: Tensors
 
 
@@ -31,25 +30,28 @@ class Recorded:
         self._function = function
         self._enabled = enabled
         self._calls: dict[tuple[torch.Size, ...], int] = {}
+        self._inputs: dict[tuple[torch.Size, ...], Tensors] = {}
         self._recordings: dict[tuple[torch.Size, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._enabled else None
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        shapes = tuple(tensor.shape for tensor in inputs)
-        self._calls[shapes] = self._calls.get(shapes, 0) + 1
-        if not self._enabled or self._calls[shapes] <= _EAGER_CALLS:
+        if not self._enabled:
             return self._function(*inputs)
-        if shapes not in self._recordings:
-            self._recordings[shapes] = self._record(inputs)
-        recording = self._recordings[shapes]
-        for kept, given in zip(recording.inputs, inputs, strict=True):
+        shapes = tuple(tensor.shape for tensor in inputs)
+        if shapes not in self._inputs:  # before the first call's own temporaries, among which it would lie
+            self._inputs[shapes] = tuple(torch.empty_like(tensor) for tensor in inputs)
+        for kept, given in zip(self._inputs[shapes], inputs, strict=True):
             kept.copy_(given)
-        recording.graph.replay()
-        return recording.outputs
+        self._calls[shapes] = self._calls.get(shapes, 0) + 1
+        if self._calls[shapes] <= _EAGER_CALLS:
+            return self._function(*self._inputs[shapes])
+        if shapes not in self._recordings:
+            self._recordings[shapes] = self._record(self._inputs[shapes])
+        self._recordings[shapes].graph.replay()
+        return self._recordings[shapes].outputs
 
     def _record(self, inputs: Tensors) -> _Recording:
-        kept = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            outputs = self._function(*kept)
-        return _Recording(graph=graph, inputs=kept, outputs=outputs)
+            outputs = self._function(*inputs)
+        return _Recording(graph=graph, outputs=outputs)

@@ -69,6 +69,13 @@ class VideoModel(Protocol):
         negatives: none where nothing is guided. The denoiser is used before another one is asked for.
         """
 
+    def lay_out(self, shape_CTHW: tuple[int, int, int, int]) -> None:
+        """Make room for what decoding clips of these latents keeps from clip to clip.
+
+        Before a bucket's first step, so that nothing lasting comes to lie where steps had their temporaries:
+        the next batch then asks the device for no more memory than the first one had.
+        """
+
     def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[Piece]:
         """One clip in pieces that together are all of it; one clip at a time.
 

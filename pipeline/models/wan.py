@@ -97,8 +97,13 @@ class WanModel:
         )
         return denoiser
 
+    def lay_out(self, shape_CTHW: tuple[int, int, int, int]) -> None:
+        *_, height, width = shape_CTHW
+        frames_at_once, grid = self._decoding(*shape_CTHW[1:])
+        self._decoder.lay_out(height=height, width=width, frames_at_once=frames_at_once, grid=grid)
+
     def decode(self, latents_1CTHW: torch.Tensor) -> Iterator[Piece]:
-        frames_at_once, grid = self._decoding(latents_1CTHW)
+        frames_at_once, grid = self._decoding(*latents_1CTHW.shape[2:])
         return self._decoder.decode_pieces(
             self._decoder_input(latents_1CTHW), frames_at_once=frames_at_once, grid=grid
         )
@@ -114,12 +119,11 @@ class WanModel:
         )
         return (latents_1CTHW.float() / (1.0 / std) + mean).to(self.vae.dtype)
 
-    def _decoding(self, latents_1CTHW: torch.Tensor) -> tuple[int, Grid]:
+    def _decoding(self, num_latents: int, height: int, width: int) -> tuple[int, Grid]:
         """How many latent frames at once, in which grid of tiles."""
         if self._frames_at_once is not None:
             return self._frames_at_once, WHOLE
-        *_, num_latents, height, width = latents_1CTHW.shape
-        memory_bytes = device_memory_bytes(str(latents_1CTHW.device))
+        memory_bytes = device_memory_bytes(str(self.vae.device))
         frames_at_once = self._decoder.frames_at_once(
             height=height, width=width, free_bytes=int(_DECODE_FRAC * memory_bytes)
         )

@@ -98,6 +98,21 @@ class WanDecoder:
             yield piece
             assert clip == self._num_clips, "another clip was begun before this one's end"
 
+    def lay_out(self, *, height: int, width: int, frames_at_once: int, grid: Grid = WHOLE) -> None:
+        """Make room for what decoding keeps from piece to piece. height, width: of the latents.
+
+        decode_pieces does it too, where it was not done; what another shape left is given back first.
+        """
+        self._lay_out_pieces(height, width, frames_at_once, grid)
+        self._middle_memory.start(height=height, width=width, frames_at_once=frames_at_once)
+
+    def _lay_out_pieces(self, height: int, width: int, frames_at_once: int, grid: Grid) -> None:
+        self._memory.start(
+            height=tile_length(height, count=grid.rows, halo=self._halo),
+            width=tile_length(width, count=grid.columns, halo=self._halo),
+            frames_at_once=frames_at_once,
+        )
+
     def decode(self, latents_1CTHW: torch.Tensor, *, frames_at_once: int, grid: Grid = WHOLE) -> torch.Tensor:
         """The whole clip of decode_pieces: (3, F, height, width)."""
         return joined(list(self.decode_pieces(latents_1CTHW, frames_at_once=frames_at_once, grid=grid)))
@@ -105,18 +120,13 @@ class WanDecoder:
     def _whole(self, latents_1CTHW: torch.Tensor, *, frames_at_once: int) -> Iterator[Piece]:
         *_, num_latents, height, width = latents_1CTHW.shape
         middle = self._middle_of(latents_1CTHW, frames_at_once=frames_at_once)
-        self._memory.start(height=height, width=width, frames_at_once=frames_at_once)
+        self._lay_out_pieces(height, width, frames_at_once, WHOLE)
         for first_frame, rgb_3FHW in self._stream(middle, num_latents):
             yield Piece.of_whole(rgb_3FHW, first_frame=first_frame)
 
     def _in_tiles(self, latents_1CTHW: torch.Tensor, *, frames_at_once: int, grid: Grid) -> Iterator[Piece]:
         *_, num_latents, height, width = latents_1CTHW.shape
-        restart = partial(
-            self._memory.start,
-            height=tile_length(height, count=grid.rows, halo=self._halo),
-            width=tile_length(width, count=grid.columns, halo=self._halo),
-            frames_at_once=frames_at_once,
-        )
+        restart = partial(self._lay_out_pieces, height, width, frames_at_once, grid)
         restart()  # at once, so that what a larger clip left is gone before the middle block's result comes
         middle_THWC = self._whole_middle(latents_1CTHW, frames_at_once=frames_at_once)
         for tile in tiles(height, width, grid=grid, halo=self._halo):
