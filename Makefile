@@ -37,7 +37,7 @@ types: .venv/ready
 bench: .venv/ready
 	$(BIN)/python bench/plan_million.py
 
-# Needs a GPU: about 23 minutes on one H200.
+# Needs a GPU: about 24 minutes on one H200.
 train-tiny: .venv/ready
 	$(BIN)/python -m pipeline.models.tiny.train all --state out/tiny --folder pipeline/models/tiny
 
