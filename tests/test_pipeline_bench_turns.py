@@ -16,13 +16,25 @@ from pipeline.bench.turns import TURN_S, Lineup, take_turns
 
 @dataclass
 class FakeClock:
-    """A call takes the milliseconds it returns; `held` is what is allocated."""
+    """Only a call that `takes` made takes time; `held` is what is allocated."""
 
     held: int = 0
+    now_ms: float = 0.0
     turns: list[tuple[float, int]] = field(default_factory=list)
 
+    def takes(self, ms: float) -> Callable[[], float]:
+        def call() -> float:
+            self.now_ms += ms
+            return ms
+
+        return call
+
     def turn(self, call: Callable[[], Any], *, count: int) -> list[float]:
-        samples = [call() for _ in range(count)]
+        samples = []
+        for _ in range(count):
+            started_ms = self.now_ms
+            call()
+            samples.append(self.now_ms - started_ms)
         self.turns.append((samples[0], count))
         return samples
 
@@ -36,21 +48,34 @@ class FakeClock:
 
 def test_every_side_gets_its_seconds_in_turns_of_one_length() -> None:
     clock = FakeClock()
-    samples = take_turns(clock, {"slow": lambda: 500.0, "quick": lambda: 100.0}, seconds=9)
+    calls = {"slow": clock.takes(500.0), "quick": clock.takes(100.0)}
+    samples = take_turns(clock, calls, expected_ms={"slow": 500.0, "quick": 100.0}, seconds=9)
     assert sum(samples["slow"]) >= 9000
     assert sum(samples["quick"]) >= 9000
-    after_first = clock.turns[2:]
-    assert after_first == [(500.0, 4), (100.0, 20)] * 5
-    assert {ms * count for ms, count in after_first} == {1e3 * TURN_S}
+    assert clock.turns == [(500.0, 4), (100.0, 20)] * 5
+    assert {ms * count for ms, count in clock.turns} == {1e3 * TURN_S}
 
 
 def test_a_call_longer_than_its_seconds_is_timed_once() -> None:
-    samples = take_turns(FakeClock(), {"slow": lambda: 30_000.0, "quick": lambda: 10_000.0}, seconds=1)
+    clock = FakeClock()
+    calls = {"slow": clock.takes(30_000.0), "quick": clock.takes(10_000.0)}
+    samples = take_turns(clock, calls, expected_ms={"slow": 30_000.0, "quick": 10_000.0}, seconds=1)
     assert {name: len(taken) for name, taken in samples.items()} == {"slow": 1, "quick": 3}
 
 
 def test_no_seconds_still_time_every_side() -> None:
-    assert take_turns(FakeClock(), {"a": lambda: 1.0}, seconds=0) == {"a": (1.0,)}
+    clock = FakeClock()
+    assert take_turns(clock, {"a": clock.takes(1.0)}, expected_ms={"a": 1.0}, seconds=0) == {"a": (1.0,)}
+
+
+def test_turns_are_reckoned_with_the_call_that_memory_was_measured_with() -> None:
+    clock = FakeClock()
+    lineup = Lineup(clock)
+    lineup.add("slow", lambda: clock.takes(500.0))
+    lineup.add("quick", lambda: clock.takes(100.0))
+    columns, _ = lineup.run(seconds=2)
+    assert clock.turns == [(500.0, 1), (100.0, 1), (500.0, 4), (100.0, 20)]
+    assert [len(column.samples_ms) for column in columns] == [4, 20]
 
 
 def test_a_side_counts_what_it_shares_and_what_it_built_but_not_its_neighbours() -> None:
@@ -59,11 +84,11 @@ def test_a_side_counts_what_it_shares_and_what_it_built_but_not_its_neighbours()
 
     def build(own_bytes: int) -> Callable[[], float]:
         clock.held += own_bytes
-        return lambda: 1.0
+        return clock.takes(1.0)
 
     lineup.add("first", lambda: build(5))
     lineup.add("second", lambda: build(7))
-    columns, beside = lineup.run(seconds=0, beside={"matmul": lambda: 2.0})
+    columns, beside = lineup.run(seconds=0, beside={"matmul": clock.takes(2.0)})
     assert [column.peak_memory_bytes for column in columns] == [60 + 5 + 1000, 60 + 7 + 1000]
     assert beside == {"matmul": (2.0,)}
 
@@ -87,8 +112,9 @@ def test_a_call_that_keeps_no_output_is_compared_by_what_it_would_give() -> None
 
 
 def test_a_unit_takes_its_share_of_a_call() -> None:
-    lineup = Lineup(FakeClock())
-    lineup.add(OURS, lambda: lambda: 80.0, units=8)
+    clock = FakeClock()
+    lineup = Lineup(clock)
+    lineup.add(OURS, lambda: clock.takes(80.0), units=8)
     (column,), _ = lineup.run(seconds=0)
     assert column.samples_ms == (10.0,)
 

@@ -18,14 +18,16 @@ TURN_S = 2.0
 C = TypeVar("C", bound=Callable[[], Any])
 
 
-def take_turns(clock: Clock, calls: Mapping[str, Call], *, seconds: float) -> dict[str, tuple[float, ...]]:
+def take_turns(
+    clock: Clock, calls: Mapping[str, Call], *, expected_ms: Mapping[str, float], seconds: float
+) -> dict[str, tuple[float, ...]]:
     """Milliseconds of each side's calls. Every side gets about `seconds`, and at least one call.
 
-    A turn is as long for each side, so that all end together. The calls must be warm.
+    A turn is as long for each side, so that all end together. The calls must be warm. expected_ms: of one
+    call of each side, to reckon turns with.
     """
-    first_ms = {name: clock.turn(call, count=1)[0] for name, call in calls.items()}
-    turn_ms = max(*first_ms.values(), 1e3 * min(TURN_S, seconds))
-    counts = {name: max(1, round(turn_ms / max(ms, 1e-3))) for name, ms in first_ms.items()}
+    turn_ms = max(*expected_ms.values(), 1e3 * min(TURN_S, seconds))
+    counts = {name: max(1, round(turn_ms / max(expected_ms[name], 1e-3))) for name in calls}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(math.ceil(1e3 * seconds / turn_ms) or 1):
         for name, call in calls.items():
@@ -62,9 +64,14 @@ class Lineup:
         others_bytes = self.clock.allocated_bytes() - self.shared_bytes
         call = build()
         call()  # what is compiled, chosen or allocated the first time
-        output, peak = self.clock.peak_of(call)
+        outputs: list[Any] = []
+        (expected_ms,), peak = self.clock.peak_of(
+            lambda: self.clock.turn(lambda: outputs.append(call()), count=1)
+        )
+        output = outputs.pop()
         self._sides[name] = _Side(
             call=call,
+            expected_ms=expected_ms,
             units=units,
             peak_memory_bytes=None if peak is None else peak - others_bytes,
             facts=dict(facts or {}) | self._compared(output if output_of is None else output_of(call)),
@@ -85,8 +92,11 @@ class Lineup:
     ) -> tuple[tuple[Column, ...], dict[str, tuple[float, ...]]]:
         """The columns, and samples of the calls `beside`, which take turns too and are no columns."""
         self._expected = None  # a whole video, perhaps
-        calls = {name: side.call for name, side in self._sides.items()}
-        samples = take_turns(self.clock, calls | dict(beside or {}), seconds=seconds)
+        calls = {name: side.call for name, side in self._sides.items()} | dict(beside or {})
+        expected_ms = {name: side.expected_ms for name, side in self._sides.items()}
+        for name, call in (beside or {}).items():
+            (expected_ms[name],) = self.clock.turn(call, count=1)
+        samples = take_turns(self.clock, calls, expected_ms=expected_ms, seconds=seconds)
         columns = tuple(
             Column(
                 name=name,
@@ -102,6 +112,7 @@ class Lineup:
 @dataclass(frozen=True, kw_only=True)
 class _Side:
     call: Call
+    expected_ms: float
     units: int
     peak_memory_bytes: int | None
     facts: Mapping[str, Any]
