@@ -21,7 +21,7 @@ from pipeline.models.wan_vae.sums import Sum
 from pipeline.models.wan_vae.tiles import WHOLE, Grid
 from pipeline.models.wan_vae.upsampling import Upsampled, folded
 from tests.pipeline_ops import rand
-from tests.pipeline_vaes import KINDS, WAN22, Pair, diffusers_rgb, make_vae
+from tests.pipeline_vaes import FILLED, KINDS, WAN22, Pair, diffusers_rgb, make_decoder, make_vae
 
 SHAPES = [(1, 3, 5), (2, 1, 1), (3, 4, 2), (5, 3, 5)]  # latent frames and sides
 ALL = 99
@@ -54,7 +54,7 @@ def test_in_bf16_it_is_as_near_the_truth_as_diffusers(kind: str, device: str) ->
     truth = diffusers_rgb(pair.vae.double(), latents)
     theirs, ours = (make_vae(kind).to(device, torch.bfloat16) for _ in range(2))
     allowed = diffusers_rgb(theirs, latents) - truth
-    error = WanDecoder(ours).decode(latents.to(device), frames_at_once=2).cpu() - truth
+    error = make_decoder(kind, ours).decode(latents.to(device), frames_at_once=2).cpu() - truth
     assert error.square().mean().sqrt() <= 1.1 * allowed.square().mean().sqrt()
 
 
@@ -117,13 +117,27 @@ def test_diffusers_still_runs_on_the_same_weights(pair: Pair) -> None:
     vae = deepcopy(pair.vae)
     latents = pair.latents(2, 3, 2)
     expected = diffusers_rgb(vae, latents)
-    decoder = WanDecoder(vae)
+    decoder = make_decoder(pair.kind, vae)
     assert (diffusers_rgb(vae, latents) - expected).abs().max() < 1e-5
     held = {parameter.data_ptr() for parameter in vae.parameters()}
     *convs, conv_out = decoder._memory.convs
+    convs = [conv for conv in convs if not (pair.kind == FILLED and conv.scale == conv_out.scale)]
     assert convs
     assert all(conv.weight.data_ptr() in held for conv in convs)
     assert len(conv_out.weight) % 8 == 0
+
+
+def test_the_last_blocks_of_wan21_are_filled_up_to_a_tile_of_channels() -> None:
+    torch.manual_seed(5)
+    vae = AutoencoderKLWan(base_dim=96, dim_mult=[1, 2], temperal_downsample=[True], num_res_blocks=1).eval()
+    latents = rand(1, 16, 2, 2, 3, seed=1) / 2
+    expected = diffusers_rgb(vae, latents)
+    decoder = WanDecoder(vae)
+    assert (decoder.decode(latents, frames_at_once=2) - expected).abs().max() < 1e-5
+    *before, first, second, third, fourth, conv_out = decoder._memory.convs
+    assert {conv.weight.shape[0] for conv in before} == {192, 384}
+    assert {conv.weight.shape[:2] for conv in (first, second, third, fourth)} == {(128, 128)}
+    assert conv_out.weight.shape[:2] == (8, 128)
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (3, 5), (4, 1)], ids=str)
@@ -159,7 +173,9 @@ def test_a_clip_is_the_same_without_the_fold(pair: Pair, monkeypatch: pytest.Mon
     kernels = {}
     for ours, theirs in zip(pair.decoder._up_blocks, pair.vae.decoder.up_blocks, strict=False):
         resample = theirs.upsampler if pair.vae.config.is_residual else theirs.upsamplers[0]
-        kernels[ours.upsampling.kernel_QC22.data_ptr()] = resample.resample[1].weight.detach()
+        weight = resample.resample[1].weight.detach()
+        missing = len(ours.upsampling.bias_O) - len(weight)
+        kernels[ours.upsampling.kernel_QC22.data_ptr()] = F.pad(weight, [0, 0, 0, 0, 0, 0, 0, missing])
     monkeypatch.setattr(Upsampled, "enter", unfolded_enter(kernels))
     without = pair.decoder.decode(latents, frames_at_once=2)
     assert not torch.equal(with_fold, without)

@@ -27,7 +27,7 @@ from pipeline.models.wan_vae.tiles import (
 )
 from tests.pipeline_checkpoints import build_checkpoint, make_batch, make_engine, make_job
 from tests.pipeline_ops import rand
-from tests.pipeline_vaes import KINDS, WAN22, Pair, diffusers_rgb, make_vae
+from tests.pipeline_vaes import KINDS, WAN22, Pair, diffusers_rgb, make_decoder, make_vae
 
 GIB = 2**30
 WAN22_RADII, WAN22_CELL = [6, 7, 7, 8], 2
@@ -157,7 +157,9 @@ def test_a_halo_of_one_less_changes_pixels(
 
 def test_pixels_depend_on_the_latents_that_the_radii_say(pair: Pair) -> None:
     """Found with a value that spoils all that depends on it."""
-    decoder = WanDecoder(make_vae(pair.kind).double())  # in fp64 no convolution mixes pixels on its own
+    decoder = make_decoder(
+        pair.kind, make_vae(pair.kind).double()
+    )  # in fp64 no convolution mixes pixels on its own
     side, at = 2 * decoder._halo + 1, (decoder._halo, decoder._halo - 3)
     middle_THWC = rand(2, side, side, len(decoder._conv_in_weight), seed=1).double()
     middle_THWC[0, at[0], at[1], 0] = torch.nan
@@ -216,7 +218,8 @@ def test_in_bf16_tiles_are_as_near_the_truth_as_diffusers(kind: str, device: str
     truth = diffusers_rgb(pair.vae.double(), latents)
     theirs, ours = (make_vae(kind).to(device, torch.bfloat16) for _ in range(2))
     allowed = diffusers_rgb(theirs, latents) - truth
-    error = WanDecoder(ours).decode(latents.to(device), frames_at_once=1, grid=Grid(2, 1)).cpu() - truth
+    decoder = make_decoder(kind, ours)
+    error = decoder.decode(latents.to(device), frames_at_once=1, grid=Grid(2, 1)).cpu() - truth
     assert error.square().mean().sqrt() <= 1.1 * allowed.square().mean().sqrt()
 
 

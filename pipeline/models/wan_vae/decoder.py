@@ -14,6 +14,7 @@ import torch
 from pipeline.models.protocol import Piece, joined
 from pipeline.models.wan_vae.blocks import MiddleBlock, UpBlock
 from pipeline.models.wan_vae.causal import StreamMemory, channels_last, convolved
+from pipeline.models.wan_vae.filling import filled
 from pipeline.models.wan_vae.head import Head
 from pipeline.models.wan_vae.sums import Pending, Sum, pointwise
 from pipeline.models.wan_vae.tiles import WHOLE, Grid, cheapest_grid, halo_width, tile_length, tiles
@@ -27,8 +28,8 @@ class WanDecoder:
     """The decoder of a loaded AutoencoderKLWan, on its device and in its dtype.
 
     Its convolutions' weights become channels-last where they lie; diffusers still runs on them. Only the
-    folded upsampling kernels are new: 76 MB for Wan2.2 in bf16. A module that is moved or cast needs a new
-    WanDecoder.
+    folded upsampling kernels are new, 76 MB for Wan2.2 in bf16, and what is filled up. A module that is moved
+    or cast needs a new WanDecoder.
 
     No layer holds more than `frames_at_once` frames: layers before a doubling of time pass on what they make
     in pieces. Wan2.2 in bf16 at 1344x768 (latents of 48x84) takes 3.7 GB for what its convolutions remember
@@ -42,7 +43,7 @@ class WanDecoder:
     """
 
     def __init__(self, vae: Any) -> None:
-        decoder, is_residual = vae.decoder, vae.config.is_residual
+        decoder, is_residual = filled(vae.decoder), vae.config.is_residual
         self._middle_memory, self._memory = StreamMemory(), StreamMemory()
         self._post_quant, self._conv_in = vae.post_quant_conv, decoder.conv_in
         self._conv_in_weight = channels_last(decoder.conv_in)
