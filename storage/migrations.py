@@ -73,4 +73,25 @@ def m002_probes(connection: Any) -> None:
     )
 
 
-MIGRATIONS: tuple[Migration, ...] = (m001_first_light, m002_probes)
+def m003_loras_verifications_and_aliases(connection: Any) -> None:
+    connection.execute(
+        """
+        ALTER TABLE jobs ADD COLUMN lora VARCHAR;
+        ALTER TABLE batches ADD COLUMN lora VARCHAR;
+        ALTER TABLE clips ADD COLUMN lora VARCHAR;
+        ALTER TABLE probes ADD COLUMN lora VARCHAR;
+        CREATE TABLE verifications (
+            verification_id VARCHAR, model VARCHAR, model_revision VARCHAR, lora VARCHAR, preset VARCHAR,
+            reference_model VARCHAR, reference_revision VARCHAR, reference_lora VARCHAR,
+            reference_preset VARCHAR, numerics VARCHAR, gpu_name VARCHAR, num_clips INTEGER, passed BOOLEAN,
+            result VARCHAR, verified_at TIMESTAMPTZ
+        );
+        CREATE TABLE aliases (
+            alias VARCHAR, target VARCHAR, revision VARCHAR, action VARCHAR, forced BOOLEAN,
+            recorded_at TIMESTAMPTZ
+        );
+        """
+    )
+
+
+MIGRATIONS: tuple[Migration, ...] = (m001_first_light, m002_probes, m003_loras_verifications_and_aliases)
