@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jobs.models import Models
     from jobs.prepare import Selection
     from jobs.probing import Probe
+    from jobs.registry import Change
 
 # Newer versions of typer carry a click of their own: the base of typer's own errors fits both.
 _ClickError: Any = typer.BadParameter.mro()[2]
@@ -36,7 +37,16 @@ manifest_app = typer.Typer(
     help="Write an example manifest, or make one from CSV or JSON lines.", no_args_is_help=True
 )
 app.add_typer(manifest_app, name="manifest")
+models_app = typer.Typer(
+    help="Give models names, and point a name at another revision once it is no worse.",
+    no_args_is_help=True,
+)
+app.add_typer(models_app, name="models")
 
+AliasArg = Annotated[str, typer.Argument(metavar="ALIAS", help="The name, such as prod.")]
+ModelArg = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A local folder, a hub id, `builtin`, or another alias.")
+]
 ManifestArg = Annotated[str, typer.Argument(help="A Parquet file, a folder of them, or a glob.")]
 OutOpt = Annotated[Path | None, typer.Option("--out", help="Output folder (default: ./out).")]
 LedgerOpt = Annotated[
@@ -307,13 +317,14 @@ def bench(
     as_json: JsonOpt = False,
 ) -> None:
     """Time diffusers' own pipeline and ours side by side, on random weights of a published shape."""
+    from jobs.aliases import read_aliases
     from jobs.bench_table import show_bench
     from jobs.benching import plan_bench, run_bench
 
     wanted = plan_bench(
         shape,
         model=model,
-        aliases=_settings().aliases,
+        aliases=read_aliases(_settings()).targets,
         stages=stage or [],
         size=size,
         num_frames=frames,
@@ -325,6 +336,65 @@ def bench(
         _print_json(facts)
     else:
         show_bench(facts, _output())
+
+
+@app.command()
+def verify(
+    manifest: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MANIFEST]", help="Prompts to compare on; left out, a set that is chosen by the model."
+        ),
+    ] = None,
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    model: ModelOpt = None,
+    preset: PresetOpt = None,
+    lora: Annotated[str | None, typer.Option("--lora", help="LoRAs of both sides.")] = None,
+    against: Annotated[
+        str, typer.Option("--against", metavar="PRESET", help="Preset of the reference.")
+    ] = "exact",
+    against_model: Annotated[
+        str | None, typer.Option("--against-model", help="Model of the reference (default: the same).")
+    ] = None,
+    clips: Annotated[
+        int | None,
+        typer.Option("--clips", min=1, help="Compare so many (default: 600 captions, or all prompts)."),
+    ] = None,
+    crf: CrfOpt = None,
+    encoder_preset: EncoderPresetOpt = None,
+    devices: DevicesOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Render the same prompts and noise twice, compare the clips, and say whether a preset's gate is passed."""
+    from jobs.verify import PAGE_NAME
+    from jobs.verify import verify as run_verify
+    from jobs.verify_table import show_verification
+
+    settings = _settings(
+        out=out,
+        ledger=ledger,
+        model=model,
+        preset=preset,
+        crf=crf,
+        encoder_preset=encoder_preset,
+        devices=devices,
+    )
+    verification = run_verify(
+        settings,
+        lora=lora,
+        against=against,
+        against_model=against_model,
+        manifest=manifest,
+        num_clips=clips,
+        console=_messages(),
+        command=_command_line(),
+    )
+    if as_json:
+        _print_json(verification.facts)
+    else:
+        show_verification(verification.facts, _output(), page=settings.out / PAGE_NAME)
+    raise typer.Exit(verification.exit_code)
 
 
 @app.command()
@@ -436,6 +506,83 @@ def from_jsonl(
 ) -> None:
     """Convert JSON lines to a manifest, with the validation that `run` does."""
     raise typer.Exit(_convert("jsonl", source, target, _settings(model=model, tags=tag), overwrite, as_json))
+
+
+@models_app.command("list")
+def models_list(out: OutOpt = None, ledger: LedgerOpt = None, as_json: JsonOpt = False) -> None:
+    """The aliases of the ledger and of vgbatch.toml, and what they point at."""
+    from jobs.registry_table import list_facts, show_list
+
+    facts = list_facts(_settings(out=out, ledger=ledger))
+    if as_json:
+        _print_json(facts)
+    else:
+        show_list(facts, _output())
+
+
+@models_app.command("history")
+def models_history(
+    alias: AliasArg, out: OutOpt = None, ledger: LedgerOpt = None, as_json: JsonOpt = False
+) -> None:
+    """Every change of an alias, oldest first."""
+    from jobs.registry import history
+    from jobs.registry_table import history_facts, show_history
+
+    facts = history_facts(history(alias, settings=_settings(out=out, ledger=ledger)))
+    if as_json:
+        _print_json(facts)
+    else:
+        show_history(facts, _output())
+
+
+@models_app.command("add")
+def models_add(
+    alias: AliasArg,
+    model: ModelArg,
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Register an alias of the revision that a model has now."""
+    from jobs.registry import add
+
+    made = add(alias, model, settings=_settings(out=out, ledger=ledger))
+    raise typer.Exit(_show_change(made, as_json=as_json))
+
+
+@models_app.command("promote")
+def models_promote(
+    alias: AliasArg,
+    model: ModelArg,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="Compare in this preset (default: exact).")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Promote a worse one, or what cannot be compared.")
+    ] = False,
+    out: OutOpt = None,
+    ledger: LedgerOpt = None,
+    devices: DevicesOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Point an alias at another revision, if `verify` finds it no worse than the one in use."""
+    from jobs.registry import promote
+    from jobs.verify import verify
+
+    settings = _settings(out=out, ledger=ledger, preset=preset, devices=devices)
+    made = promote(alias, model, settings=settings, verify=verify, console=_messages(), force=force)
+    raise typer.Exit(_show_change(made, as_json=as_json))
+
+
+@models_app.command("rollback")
+def models_rollback(
+    alias: AliasArg, out: OutOpt = None, ledger: LedgerOpt = None, as_json: JsonOpt = False
+) -> None:
+    """Point an alias back at what it pointed at before its last promotion; again, one further back."""
+    from jobs.registry import rollback
+
+    made = rollback(alias, settings=_settings(out=out, ledger=ledger))
+    raise typer.Exit(_show_change(made, as_json=as_json))
 
 
 def main() -> NoReturn:
@@ -551,6 +698,16 @@ def _show_probe(probed: Probe, *, as_json: bool) -> int:
     else:
         show_probe(facts, _output())
     return probed.exit_code
+
+
+def _show_change(change: Change, *, as_json: bool) -> int:
+    from jobs.registry_table import change_facts, show_change
+
+    if as_json:
+        _print_json(change_facts(change))
+    else:
+        show_change(change, _output())
+    return change.exit_code
 
 
 def _refuse_flags(flags: Mapping[str, object], where: str, *, hint: str) -> None:

@@ -37,6 +37,7 @@ class Settings:
     are tags although their names are close to known ones. gpu_price, price_per_video, price_per_second:
     USD. utilization: in (0, 1]. tz: of days and bare dates. devices: `auto`, or names joined by commas.
     origins: for each setting, the flag, the variable, the file it came from, or DEFAULT.
+    config_file: the one that was read, where `aliases` come from.
     """
 
     out: Path
@@ -55,6 +56,7 @@ class Settings:
     devices: str
     aliases: Mapping[str, str]
     origins: Mapping[str, str]
+    config_file: Path | None = None
 
     @property
     def prices(self) -> Prices:
@@ -81,6 +83,7 @@ def resolve(flags: Mapping[str, object], *, environ: Mapping[str, str], folder: 
     return Settings(
         **{"out": out, "ledger": out / LEDGER_NAME, **_DEFAULTS, **values},
         aliases=file.aliases,
+        config_file=file.path,
         origins={name: DEFAULT if value is None else value.source for name, value in given.items()},
     )
 
@@ -102,6 +105,7 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
 class _File(NamedTuple):
     values: Mapping[str, Value]
     aliases: Mapping[str, str]
+    path: Path | None = None
 
 
 def _from_flags(flags: Mapping[str, object], folder: Path) -> dict[str, Value]:
@@ -148,7 +152,7 @@ def _read_file(environ: Mapping[str, str], folder: Path) -> _File:
         name: Value(value, str(path), f"{name} in {path}", path.parent, rank=FILE_RANK)
         for name, value in table.items()
     }
-    return _File(values, aliases)
+    return _File(values, aliases, path)
 
 
 def _refuse_unknown_keys(table: Mapping[str, object], path: Path) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.config import Settings
-from jobs.models import Models
-from jobs.prepare import read_settings
+from jobs.prepare import find_models, read_settings
 from jobs.views import rejected_facts
 from manifests.templates import convert_csv, convert_jsonl
 
@@ -17,7 +16,7 @@ def convert(
 ) -> dict[str, Any]:
     """Write `target`; every row of `source` goes in, what would be rejected comes back."""
     write = convert_csv if kind == "csv" else convert_jsonl
-    models = Models(aliases=settings.aliases, pinned=lambda name: None)
+    models = find_models(settings)
     reading = write(
         str(source),
         str(target),

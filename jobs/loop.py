@@ -14,6 +14,7 @@ from jobs.meter import DeviceMeter
 from jobs.outcomes import Context, conclude
 from jobs.progress import RunProgress
 from jobs.stopping import Stop
+from jobs.unverified import Unverified
 from manifests.errors import LedgerError
 from storage.ledger import Ledger
 from storage.rows import Outcome
@@ -49,6 +50,7 @@ class RenderLoop:
     progress: RunProgress
     meter: DeviceMeter
     stop: Stop
+    unverified: Unverified
     tally: Tally = field(default_factory=Tally)
     _draining: bool = False
     _last_beat_s: float = field(default_factory=time.monotonic)
@@ -84,6 +86,8 @@ class RenderLoop:
         match message:
             case WorkerReady():
                 self._beat()
+                for text in self.unverified.warnings(message.gpu_name):
+                    self.progress.say(text)
             case TaskStarted() | TaskRendered():
                 self.meter.touch()
             case WorkerGone():

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 
+from jobs.aliases import Aliases, find_model
 from manifests.errors import ModelError
+from manifests.job import Weights
 from manifests.model_spec import ModelSpec
 from pipeline.config import ModelSource
 from pipeline.memory.residency import is_streamed, smallest_card_bytes
-from pipeline.models.resolve import ResolvedModel, resolve_model
+from pipeline.models.resolve import ResolvedModel
 
 
 class Models:
     """pinned: the revision first recorded for a model name, so that an unpinned hub id stays the same."""
 
-    def __init__(self, *, aliases: Mapping[str, str], pinned: Callable[[str], str | None]) -> None:
+    def __init__(self, *, aliases: Aliases, pinned: Callable[[str], str | None]) -> None:
         self._aliases = aliases
         self._pinned = pinned
-        self._resolved: dict[str, ResolvedModel | ModelError] = {}
+        self._resolved: dict[Weights, ResolvedModel | ModelError] = {}
 
-    def spec(self, name: str) -> ModelSpec:
-        """Raises ModelError, the same each time, for a model that cannot be had."""
-        if name not in self._resolved:
-            self._resolved[name] = self._resolve(name)
-        resolved = self._resolved[name]
+    def spec(self, weights: Weights) -> ModelSpec:
+        """Raises ModelError, the same each time, for weights that cannot be had."""
+        if weights not in self._resolved:
+            self._resolved[weights] = self._resolve(weights)
+        resolved = self._resolved[weights]
         if isinstance(resolved, ModelError):
             raise resolved
         return resolved.spec
 
-    def sources(self) -> dict[str, ModelSource]:
+    def sources(self) -> dict[Weights, ModelSource]:
         """Where the weights of every model asked for so far lie."""
-        return {
-            name: resolved.source
-            for name, resolved in self._resolved.items()
-            if not isinstance(resolved, ModelError)
-        }
+        return {weights: resolved.source for weights, resolved in self._found()}
 
     def announcements(self) -> list[str]:
         """One line for each model in use that says what it is and which engine runs it."""
         return [
-            f"model {name}: {resolved.display_name}"
-            for name, resolved in self._resolved.items()
-            if not isinstance(resolved, ModelError)
+            f"model {self._label(weights)}: {resolved.display_name}{_sampled(resolved.source)}"
+            for weights, resolved in self._found()
         ]
 
     def streaming_notes(self) -> list[str]:
@@ -50,18 +47,32 @@ class Models:
         if card_bytes is None:
             return []
         return [
-            f"{name}: {_gibibytes(resolved.transformer_bytes)} of transformer weights do not fit on a card "
-            f"of {_gibibytes(card_bytes)} beside what a clip needs: every step fetches them from host memory"
-            for name, resolved in self._resolved.items()
-            if not isinstance(resolved, ModelError)
-            and is_streamed(resolved.transformer_bytes, card_bytes=card_bytes)
+            f"{weights}: {_gibibytes(resolved.transformer_bytes)} of transformer weights do not fit on a "
+            f"card of {_gibibytes(card_bytes)} beside what a clip needs: every step fetches them from host "
+            "memory"
+            for weights, resolved in self._found()
+            if is_streamed(resolved.transformer_bytes, card_bytes=card_bytes)
         ]
 
-    def _resolve(self, name: str) -> ResolvedModel | ModelError:
+    def _found(self) -> Iterator[tuple[Weights, ResolvedModel]]:
+        for weights, resolved in self._resolved.items():
+            if not isinstance(resolved, ModelError):
+                yield weights, resolved
+
+    def _resolve(self, weights: Weights) -> ResolvedModel | ModelError:
+        pinned = self._pinned(weights.model)
         try:
-            return resolve_model(name, pinned_revision=self._pinned(name), aliases=self._aliases)
+            return find_model(weights, aliases=self._aliases, pinned_revision=pinned)
         except ModelError as error:
             return error
+
+    def _label(self, weights: Weights) -> str:
+        target = self._aliases.targets.get(weights.model)
+        return str(weights if target is None else weights._replace(model=f"{weights.model} ({target})"))
+
+
+def _sampled(source: ModelSource) -> str:
+    return "" if source.recipe is None else f", sampled in {source.recipe.steps} steps: {source.recipe.name}"
 
 
 def _gibibytes(num_bytes: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs.aliases import read_aliases
 from jobs.config import Settings
 from jobs.models import Models
 from manifests.errors import UsageError
@@ -40,7 +41,7 @@ class Selection:
 
 def read(manifest: str, *, settings: Settings) -> tuple[Reading, Models]:
     """Read and validate; ManifestError or ModelError before anything is made."""
-    models = _models(settings)
+    models = find_models(settings)
     return read_manifest(manifest, settings=read_settings(settings), model_spec=models.spec), models
 
 
@@ -56,7 +57,7 @@ def read_bucket(
 
     Raises UsageError as the row would be rejected.
     """
-    models = _models(settings)
+    models = find_models(settings)
     flags = {
         "resolution": ("--size", size),
         "num_frames": ("--frames", num_frames),
@@ -76,10 +77,11 @@ def read_bucket(
     return bucket_from_row(job), models
 
 
-def _models(settings: Settings) -> Models:
+def find_models(settings: Settings) -> Models:
+    """The models that names stand for here. Raises UsageError, LedgerError."""
     ledger = Ledger(settings.ledger)
     return Models(
-        aliases=settings.aliases,
+        aliases=read_aliases(settings),
         pinned=ledger.pinned_revision if ledger.exists() else lambda name: None,
     )
 

@@ -18,7 +18,7 @@ from jobs.runner import choose_devices, new_run_id
 from jobs.stopping import Stop
 from jobs.terminal import line
 from jobs.worker import RendererFactory
-from manifests.job import Batch, Bucket
+from manifests.job import Batch, Bucket, Weights
 from manifests.packing import PROBE
 from pipeline.config import NUMERICS, EngineConfig, ModelSource
 from pipeline.memory.caps import PROBED_SIZES, measured_cap, still_rising
@@ -189,6 +189,7 @@ def _probe_row(result: TaskResult, *, probe_id: str) -> ProbeRow:
         model=bucket.model,
         model_revision=bucket.revision,
         preset=bucket.preset,
+        lora=bucket.lora,
         render_width=bucket.width,
         render_height=bucket.height,
         render_frames=bucket.num_frames,
@@ -245,7 +246,7 @@ class StepTimer:
         return Rendering(clips=(), times=times, peak_memory_bytes=measured.peak_memory_bytes)
 
 
-def build_step_timer(device: str, *, models: Mapping[str, ModelSource]) -> Renderer:
+def build_step_timer(device: str, *, models: Mapping[Weights, ModelSource]) -> Renderer:
     """Over the engine of one device; called inside the worker, as only workers load models."""
     from pipeline.engine import build_engine
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from jobs.config import Settings
 from jobs.models import Models
+from jobs.prepare import find_models
+from manifests.job import Weights
+from manifests.presets import TURBO
 from manifests.reader import Reading
 from manifests.table import JOBS_SCHEMA, REJECTED_SCHEMA
 from storage.ledger import Ledger
@@ -29,12 +34,18 @@ def read_failed(settings: Settings) -> Failed | None:
         return None
     last = ledger.last_run(of_manifest=True)
     assert last is not None, "a failed job belongs to a run"
-    models = Models(aliases=settings.aliases, pinned=ledger.pinned_revision)
-    for name in failed["model"].unique().to_pylist():
-        models.spec(name)
+    models = find_models(settings)
     reading = Reading(
-        jobs=failed.select(JOBS_SCHEMA.names).cast(JOBS_SCHEMA),
+        jobs=_with_present_revisions(failed.select(JOBS_SCHEMA.names).cast(JOBS_SCHEMA), models),
         rejected=REJECTED_SCHEMA.empty_table(),
         notes=(),
     )
     return Failed(reading=reading, models=models, run_id=last["run_id"], manifest=last["manifest"])
+
+
+def _with_present_revisions(jobs: pa.Table, models: Models) -> pa.Table:
+    """An alias may have moved since these jobs were planned: they get what it stands for now."""
+    asked = zip(*(jobs[name].to_pylist() for name in ("model", "lora", "preset")), strict=True)
+    revisions = [models.spec(Weights(model, lora, preset == TURBO)).revision for model, lora, preset in asked]
+    place = jobs.schema.get_field_index("model_revision")
+    return jobs.set_column(place, jobs.schema.field(place), pa.array(revisions, pa.string()))

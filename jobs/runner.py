@@ -29,8 +29,10 @@ from jobs.outcomes import Context, clip_row
 from jobs.prepare import MAX_ATTEMPTS, Planned, Selection, plan_reading
 from jobs.progress import Eta, RunProgress
 from jobs.stopping import Stop
+from jobs.unverified import Unverified
 from jobs.worker import RendererFactory
 from manifests.errors import LedgerError, RunError, VgbatchError
+from manifests.job import Weights
 from manifests.planner import Plan
 from manifests.reader import Reading
 from manifests.table import job_from_row
@@ -97,11 +99,13 @@ def run(
     on_plan: Callable[[Planned], None] = lambda planned: None,
     factory: RendererFactory | None = None,
     retry_of: str | None = None,
+    warns_of_unverified: bool = True,
 ) -> RunSummary:
     """Render what the manifest asks for and this ledger does not hold yet.
 
     on_plan: told the plan before anything is rendered. factory makes a worker's renderer; the engine
     unless given. retry_of: the run whose failed jobs `reading` holds; their tries are counted anew.
+    warns_of_unverified: say which presets were never verified here.
     Raises Busy when another run is at work, RunError when this one cannot go on.
     """
     begin_s = time.monotonic()
@@ -145,6 +149,9 @@ def run(
                 factory=factory or partial(build_renderer, models=models.sources(), embeddings=embeddings),
                 stop=stop,
                 meter=meter,
+                unverified=Unverified(
+                    planned.plan.buckets if warns_of_unverified else (), ledger=ledger, settings=settings
+                ),
             )
         embeddings.trim()
         listed = _write_list(ledger, retry_of or run_id, settings=settings, console=console)
@@ -198,7 +205,7 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
 
 
-def build_renderer(device: str, *, models: Mapping[str, ModelSource], embeddings: EmbeddingStore) -> Renderer:
+def build_renderer(device: str, *, models: Mapping[Weights, ModelSource], embeddings: EmbeddingStore) -> Renderer:
     """The engine of one device; called inside a worker, so that only workers load models."""
     from pipeline.engine import build_engine
 
@@ -290,6 +297,7 @@ def _render(
     factory: RendererFactory,
     stop: Stop,
     meter: DeviceMeter,
+    unverified: Unverified,
 ) -> Tally:
     """Render the plan: what came in."""
     plan = planned.plan
@@ -312,6 +320,7 @@ def _render(
                 progress=progress,
                 meter=meter,
                 stop=stop,
+                unverified=unverified,
             )
             loop.run()
     finally:

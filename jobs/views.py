@@ -77,6 +77,7 @@ def bucket_settings(bucket: Bucket) -> dict[str, Any]:
     return {
         "bucket": bucket.key,
         "model": bucket.model,
+        "lora": bucket.lora,
         "revision": bucket.revision,
         "preset": bucket.preset,
         "width": bucket.width,

@@ -28,6 +28,7 @@ _SETTINGS = {
     "flow_shift": ("flow_shift",),
     "model": ("model",),
     "preset": ("preset",),
+    "lora": ("lora",),
     "crf": ("crf",),
     "encoder_preset": ("encoder_preset",),
 }

@@ -3,7 +3,7 @@
 The fingerprint of a job is the SHA-256 of this text, in UTF-8, one piece per setting in the order of
 FINGERPRINTED: `<name>:<length of the value in bytes>:<value>\\n`. Integers are decimal, floats the shortest
 text that reads back the same (`5.0`), and a setting without a value (guidance_scale_2 of a model with one
-transformer) has no piece, so that later settings can join without changing what is already delivered.
+transformer, lora) has no piece, so that later settings can join without changing what is already delivered.
 The lengths make it unambiguous whatever a prompt contains.
 
 A row without an id gets `h-` and the first 16 hex digits of the SHA-256 of the same encoding over its own
@@ -37,6 +37,7 @@ FINGERPRINTED = (
     "guidance_scale_2",
     "flow_shift",
     "model",
+    "lora",
     "preset",
     "crf",
     "encoder_preset",

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from manifests.job import Weights
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
@@ -20,6 +22,8 @@ class ModelSpec:
     two_experts: whether guidance_scale_2 means something.
     max_tokens: prompt tokens the text encoder reads; count_tokens counts without a limit.
     cap: largest batch worth running for (width, height, num_frames) as rendered.
+    few_step: what weights that sample in a few steps without guidance call themselves; their default steps,
+    guidance and flow shift are then the only ones. None for all others.
     """
 
     name: str
@@ -45,3 +49,8 @@ class ModelSpec:
     max_tokens: int
     count_tokens: Callable[[Sequence[str]], Sequence[int]]
     cap: Callable[[int, int, int], int]
+    few_step: str | None = None
+
+
+# Finds a model, or raises ModelError.
+FindSpec = Callable[[Weights], ModelSpec]

@@ -125,7 +125,8 @@ RULES = {
             kind="text",
             type="string",
             default="`--preset`",
-            about="`exact`: the numbers of the reference pipeline.",
+            about="`exact`: the numbers of the reference pipeline. `fast`: approximations behind a quality "
+            "gate. `turbo`: a few steps without guidance, with weights that were trained for it.",
         ),
         ColumnRule(
             name="model",
@@ -135,7 +136,12 @@ RULES = {
             about="An alias from the config, a local folder, or a hub id with `@revision`.",
         ),
         ColumnRule(
-            name="lora", kind="reserved", type="-", default="-", about="Not supported yet: leave null."
+            name="lora",
+            kind="text",
+            type="string",
+            default="none",
+            about="LoRAs to render with: safetensors files, folders, or hub ids with `@revision`, joined by "
+            "commas, each with `=0.8` behind it for a strength other than 1.",
         ),
         ColumnRule(
             name="image", kind="reserved", type="-", default="-", about="Not supported yet: leave null."

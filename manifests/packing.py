@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from manifests.arrays import Ints
 from manifests.job import Bucket
-from manifests.model_spec import ModelSpec
+from manifests.model_spec import FindSpec
 from manifests.table import BUCKET_COLUMNS, bucket_from_row
 
 # Jobs `start` to `stop` of the plan are one batch of `size` slots; `priority` is its first job's.
@@ -46,7 +46,7 @@ def pack(
     jobs: pa.Table,
     todo: Ints,
     *,
-    model_spec: Callable[[str], ModelSpec],
+    model_spec: FindSpec,
     probed: Mapping[str, int],
     caps: Mapping[str, int],
 ) -> Packing:
@@ -112,7 +112,7 @@ def _next_power_of_two(count: Ints) -> Ints:
 def _cap(
     bucket: Bucket,
     *,
-    model_spec: Callable[[str], ModelSpec],
+    model_spec: FindSpec,
     probed: Mapping[str, int],
     caps: Mapping[str, int],
 ) -> tuple[int, str]:
@@ -120,7 +120,7 @@ def _cap(
     if bucket.key in probed:
         cap, source = probed[bucket.key], PROBE
     else:
-        cap, source = model_spec(bucket.model).cap(bucket.width, bucket.height, bucket.num_frames), RULE
+        cap, source = model_spec(bucket.weights).cap(bucket.width, bucket.height, bucket.num_frames), RULE
     assert cap >= 1, f"{bucket.label}: a model that renders a size can render one clip of it"
     lowered = caps.get(bucket.key, cap)
     return (lowered, OUT_OF_MEMORY) if lowered < cap else (cap, source)
@@ -142,7 +142,7 @@ def _sort_key(bucket: Bucket) -> tuple[object, ...]:
     second = bucket.guidance_scale_2
     size = (bucket.width * bucket.height * bucket.num_frames, bucket.width, bucket.height)
     guidance = (bucket.guidance_scale, second is not None, second or 0.0, bucket.flow_shift)
-    return (bucket.model, bucket.revision, bucket.preset, *size, bucket.steps, *guidance)
+    return (bucket.model, bucket.lora or "", bucket.revision, bucket.preset, *size, bucket.steps, *guidance)
 
 
 def _codes(jobs: pa.Table) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from unicodedata import normalize
 
@@ -14,7 +14,7 @@ from manifests.arrays import Ints, Mask, gather
 from manifests.errors import UsageError
 from manifests.history import History, judge
 from manifests.job import Batch, Bucket
-from manifests.model_spec import ModelSpec
+from manifests.model_spec import FindSpec
 from manifests.packing import pack
 from manifests.reader import Reading
 from manifests.table import job_from_row
@@ -60,7 +60,7 @@ def plan(
     reading: Reading,
     *,
     history: History,
-    model_spec: Callable[[str], ModelSpec],
+    model_spec: FindSpec,
     refresh: frozenset[str],
     numerics: str,
     limit: int | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from manifests.columns import check_type
 from manifests.errors import ManifestError, MissingColumn, UsageError
 from manifests.identity import derived_ids, derived_seeds, fingerprints, require_unique
-from manifests.model_spec import ModelSpec
+from manifests.model_spec import FindSpec
 from manifests.names import RULES, Layout, file_layout
 from manifests.rows import Rows
 from manifests.settings import ReadSettings
@@ -31,7 +31,7 @@ class Reading:
     notes: tuple[str, ...]
 
 
-def read_manifest(source: str, *, settings: ReadSettings, model_spec: Callable[[str], ModelSpec]) -> Reading:
+def read_manifest(source: str, *, settings: ReadSettings, model_spec: FindSpec) -> Reading:
     """Read and validate a file, a folder or a glob of Parquet, batch by batch.
 
     model_spec raises ModelError for a model it does not know: of the default model that goes to the
@@ -40,9 +40,7 @@ def read_manifest(source: str, *, settings: ReadSettings, model_spec: Callable[[
     return read_parts(open_parts(source), settings=settings, model_spec=model_spec)
 
 
-def read_parts(
-    parts: Sequence[Part], *, settings: ReadSettings, model_spec: Callable[[str], ModelSpec]
-) -> Reading:
+def read_parts(parts: Sequence[Part], *, settings: ReadSettings, model_spec: FindSpec) -> Reading:
     """read_manifest for parts that are already open; a part without rows may have any columns."""
     _require_usable(settings)
     models = Models(model_spec, default=settings.model)

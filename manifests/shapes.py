@@ -40,6 +40,13 @@ class RowModels:
         """An integer of each row's model."""
         return np.array([getattr(spec, attribute) for spec in self.specs], np.int64)[self.codes]
 
+    def spec(self, row: int) -> ModelSpec:
+        return self.specs[self.codes[row]]
+
+    def each_true(self, attribute: str) -> Mask:
+        """Whether each row's model has it."""
+        return np.array([bool(getattr(spec, attribute)) for spec in self.specs])[self.codes]
+
     def each_float(self, attribute: str) -> Floats:
         """A float of each row's model; NaN where it has none."""
         return np.array([getattr(spec, attribute) for spec in self.specs], np.float64)[self.codes]

@@ -40,6 +40,7 @@ JOBS_SCHEMA = pa.schema(
         pa.field("price", pa.decimal128(18, 6)),  # what this clip earns; null: not said
         pa.field("warning", pa.string()),  # what was adjusted or will be cut; null: nothing
         pa.field("tags", pa.map_(pa.string(), pa.string())),
+        pa.field("lora", pa.string()),
     ]
 )
 
@@ -77,10 +78,11 @@ def job_from_row(row: dict[str, Any]) -> Job:
         model=row["model"],
         crf=row["crf"],
         encoder_preset=row["encoder_preset"],
+        lora=row["lora"],
     )
 
 
-# The columns that decide a bucket, in the order of Bucket's fields (all but `conditioning`).
+# The columns that decide a bucket.
 BUCKET_COLUMNS = [
     "model",
     "model_revision",
@@ -92,6 +94,7 @@ BUCKET_COLUMNS = [
     "guidance_scale",
     "guidance_scale_2",
     "flow_shift",
+    "lora",
 ]
 
 
@@ -108,4 +111,5 @@ def bucket_from_row(row: dict[str, Any]) -> Bucket:
         guidance_scale=row["guidance_scale"],
         guidance_scale_2=row["guidance_scale_2"],
         flow_shift=row["flow_shift"],
+        lora=row["lora"],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from manifests.arrays import CHUNK_ROWS
 from manifests.columns import PRICE
 from manifests.errors import UnreadableManifest, UsageError
-from manifests.model_spec import ModelSpec
+from manifests.model_spec import FindSpec
 from manifests.names import RULES
 from manifests.reader import Reading, read_parts
 from manifests.settings import ReadSettings
@@ -88,7 +88,7 @@ def convert_csv(
     target: str,
     *,
     settings: ReadSettings,
-    model_spec: Callable[[str], ModelSpec],
+    model_spec: FindSpec,
     overwrite: bool = False,
 ) -> Reading:
     """Write a CSV file with a header line as Parquet, every row of it, right or wrong.
@@ -106,7 +106,7 @@ def convert_jsonl(
     target: str,
     *,
     settings: ReadSettings,
-    model_spec: Callable[[str], ModelSpec],
+    model_spec: FindSpec,
     overwrite: bool = False,
 ) -> Reading:
     """As convert_csv, from one JSON object to a line. Numbers keep their digits; a missing key is null."""
@@ -118,7 +118,7 @@ def _convert(
     source: str,
     target: str,
     settings: ReadSettings,
-    model_spec: Callable[[str], ModelSpec],
+    model_spec: FindSpec,
     overwrite: bool,
 ) -> Reading:
     names = texts.column_names

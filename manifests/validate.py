@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +14,18 @@ from manifests.arrays import Ints, phrase, repeated, spread
 from manifests.columns import Given, Rates, id_texts, prices, rates, real_numbers, texts, whole_numbers
 from manifests.errors import ModelError
 from manifests.identity import Hashes, row_hashes
-from manifests.model_spec import ModelSpec
+from manifests.job import Weights
+from manifests.model_spec import FindSpec, ModelSpec
 from manifests.names import RULES
+from manifests.presets import PRESETS, TURBO
 from manifests.rows import Rows
 from manifests.settings import ReadSettings
 from manifests.shapes import RowModels, shapes
 from manifests.sources import is_url
 from manifests.table import JOBS_SCHEMA
 from manifests.tags import tag_maps
+
+D = TypeVar("D", str, None)
 
 LONGEST_ID_BYTES = 1024
 _INT32_MAX = 2**31 - 1
@@ -46,29 +50,46 @@ class Checked:
 LEAST_FLOW_SHIFT, MOST_FLOW_SHIFT = 0.01, 100
 
 
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """Why rows have no weights: what is wrong with which of their columns."""
+
+    column: str
+    reason: str
+
+
 class Models:
     """The models of a manifest, each looked up once. Raises ModelError for the default one."""
 
-    def __init__(self, model_spec: Callable[[str], ModelSpec], *, default: str) -> None:
+    def __init__(self, model_spec: FindSpec, *, default: str) -> None:
         self._model_spec = model_spec
-        self.default = model_spec(default)
-        self._found: dict[str, ModelSpec | str] = {default: self.default}
+        self.default = model_spec(Weights(default))
+        self._found: dict[Weights, ModelSpec | Missing] = {Weights(default): self.default}
 
-    def find(self, name: str) -> ModelSpec | str:
-        """The model's spec, or the reason why there is none."""
-        if name not in self._found:
-            self._found[name] = self._look_up(name)
-        return self._found[name]
+    def find(self, weights: Weights) -> ModelSpec | Missing:
+        if weights not in self._found:
+            self._found[weights] = self._look_up(weights)
+        return self._found[weights]
 
-    def _look_up(self, name: str) -> ModelSpec | str:
-        if is_url(name):
-            return "a URL as model is not supported yet; use an alias, a local folder or a hub id"
-        if not name.strip():
-            return "empty; name a model, or leave it null for the default"
+    def _look_up(self, weights: Weights) -> ModelSpec | Missing:
+        model, lora, few_step = weights
+        simpler = Weights(model, lora) if few_step else Weights(model)
+        if simpler != weights and isinstance(missing := self.find(simpler), Missing):
+            return missing
+        column = "preset" if few_step else "model" if lora is None else "lora"
+        name = model if lora is None else lora
+        if column != "preset" and (complaint := _name_complaint(name, column)):
+            return Missing(column=column, reason=complaint)
         try:
-            return self._model_spec(name)
+            return self._model_spec(weights)
         except ModelError as error:
-            return error.advice
+            return Missing(column=column, reason=error.advice)
+
+
+def _name_complaint(name: str, column: str) -> str | None:
+    if is_url(name):
+        return f"a URL as {column} is not supported yet; use a local path or a hub id"
+    return None if name.strip() else f"empty; name a {column}, or leave it null for the default"
 
 
 def validate(rows: Rows, *, tags: Sequence[str], models: Models, settings: ReadSettings) -> Checked:
@@ -76,8 +97,8 @@ def validate(rows: Rows, *, tags: Sequence[str], models: Models, settings: ReadS
     tag_column = tag_maps(rows, tags)
     named = _named(rows)
     _reject_reserved(rows)
-    model_names, row_models = _models(rows, models, default=settings.model)
-    preset_names, preset_codes = _presets(rows, default=settings.preset)
+    presets, preset_codes = _presets(rows, default=settings.preset)
+    weights, row_models = _models(rows, models, default=settings.model, presets=presets, codes=preset_codes)
     columns = named | _shapes(rows, row_models) | _numbers(rows, row_models)
     _warn_of_tokens(rows, row_models)
     columns |= {"row": rows.numbers, "tags": tag_column, "warning": rows.warnings()}
@@ -85,9 +106,10 @@ def validate(rows: Rows, *, tags: Sequence[str], models: Models, settings: ReadS
     keep = np.flatnonzero(rows.ok)
     constants = {
         "file": repeated(rows.file, len(keep)),
-        "model": spread(model_names, row_models.codes[keep]),
+        "model": spread([one.model for one in weights], row_models.codes[keep]),
+        "lora": _loras(weights, row_models.codes[keep]),
         "model_revision": spread([spec.revision for spec in row_models.specs], row_models.codes[keep]),
-        "preset": spread(preset_names, preset_codes[keep]),
+        "preset": spread(presets, preset_codes[keep]),
         "crf": np.full(len(keep), settings.crf, np.int32),
         "encoder_preset": repeated(settings.encoder_preset, len(keep)),
     }
@@ -123,36 +145,53 @@ def _reject_reserved(rows: Rows) -> None:
             rows.reject(_mask(column.is_valid()), rule.name, "not supported yet; leave it null")
 
 
-def _distinct(column: pa.Array, *, default: str) -> tuple[list[str], Ints]:
+def _distinct(column: pa.Array, *, default: D) -> tuple[list[str | D], Ints]:
     """The texts of a column, default first, and which of them each row has."""
-    codes = column.dictionary_encode()
-    indexes = pc.fill_null(codes.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return [default, *codes.dictionary.to_pylist()], indexes + 1
+    encoded: pa.DictionaryArray = column.dictionary_encode()
+    indexes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return [default, *encoded.dictionary.to_pylist()], indexes + 1
 
 
-def _models(rows: Rows, models: Models, *, default: str) -> tuple[list[str], RowModels]:
-    names, codes = _distinct(texts(rows, "model"), default=default)
-    found = [models.find(name) for name in names]
-    reasons = [one if isinstance(one, str) else "" for one in found]
-    rows.reject(np.array([bool(reason) for reason in reasons])[codes], "model", lambda i: reasons[codes[i]])
+def _models(
+    rows: Rows, models: Models, *, default: str, presets: Sequence[str], codes: Ints
+) -> tuple[list[Weights], RowModels]:
+    """presets, codes: of `_presets`."""
+    names, name_codes = _distinct(texts(rows, "model"), default=default)
+    loras, lora_codes = _distinct(texts(rows, "lora"), default=None)
+    is_few_step = np.array([preset == TURBO for preset in presets])[codes]
+    asked = (name_codes * len(loras) + lora_codes) * 2 + is_few_step
+    kinds, kind_codes = np.unique(asked, return_inverse=True)
+    weights = [Weights(names[k // 2 // len(loras)], loras[k // 2 % len(loras)], bool(k % 2)) for k in kinds]
+    found = [models.find(one) for one in weights]
+    for column in ("model", "lora", "preset"):
+        reasons = [one.reason if isinstance(one, Missing) and one.column == column else "" for one in found]
+        _reject_coded(rows, column, reasons, kind_codes)
     # Rows of unknown models are gone, but whole columns are computed: the default's numbers stand in.
-    specs = [models.default if isinstance(one, str) else one for one in found]
-    return names, RowModels(specs=specs, codes=codes)
+    specs = [models.default if isinstance(one, Missing) else one for one in found]
+    return weights, RowModels(specs=specs or [models.default], codes=kind_codes)
+
+
+def _loras(weights: Sequence[Weights], codes: Ints) -> pa.Array:
+    loras = pa.array([one.lora for one in weights], pa.string())
+    return loras.take(pa.array(codes)) if loras.null_count < len(loras) else pa.nulls(len(codes), pa.string())
+
+
+def _reject_coded(rows: Rows, column: str, reasons: Sequence[str], codes: Ints) -> None:
+    """reasons: empty where there is none. codes: which of them is each row's."""
+    if any(reasons):
+        bad = np.array([bool(reason) for reason in reasons])
+        rows.reject(bad[codes], column, lambda i: reasons[codes[i]])
 
 
 def _presets(rows: Rows, *, default: str) -> tuple[list[str], Ints]:
     names, codes = _distinct(texts(rows, "preset"), default=default)
-    reasons = [preset_complaint(name) for name in names]
-    bad = np.array([reason is not None for reason in reasons])
-    rows.reject(bad[codes], "preset", lambda i: str(reasons[codes[i]]))
+    _reject_coded(rows, "preset", [preset_complaint(name) or "" for name in names], codes)
     return names, codes
 
 
 def preset_complaint(name: str) -> str | None:
     """Why a preset cannot be used, or None."""
-    if name in ("fast", "turbo"):
-        return "not supported yet; use `exact`"
-    return None if name == "exact" else "unknown; use `exact`"
+    return None if name in PRESETS else f"unknown; use one of {', '.join(PRESETS)}"
 
 
 # ---- numbers ----------------------------------------------------------------------------------------
@@ -181,6 +220,7 @@ def _numbers(rows: Rows, models: RowModels) -> dict[str, Any]:
         rows, "priority", low=-_INT32_MAX, high=_INT32_MAX, valid="a whole number within 2147483647 of 0"
     )
     guidance = _guidance(rows, "guidance_scale")
+    _reject_guided_few_steps(rows, models, steps, guidance)
     shift = real_numbers(
         rows,
         "flow_shift",
@@ -196,6 +236,27 @@ def _numbers(rows: Rows, models: RowModels) -> dict[str, Any]:
         "flow_shift": shift.or_default(models.each_float("default_flow_shift")),
         "price": prices(rows),
     }
+
+
+def _reject_guided_few_steps(rows: Rows, models: RowModels, steps: Given, guidance: Given) -> None:
+    """What was trained for a few steps without guidance gives a ruined picture with more of either."""
+    is_few_step = models.each_true("few_step")
+    if not is_few_step.any():
+        return
+    rows.reject(
+        is_few_step & steps.given & (steps.values != models.each("default_steps")),
+        "steps",
+        lambda i: f"{_few_step(models, i)} takes exactly {models.spec(i).default_steps} steps; leave it null",
+    )
+    rows.reject(
+        is_few_step & guidance.given & (guidance.values > 1),
+        "guidance_scale",
+        lambda i: f"{_few_step(models, i)} was trained to go without guidance; leave it null",
+    )
+
+
+def _few_step(models: RowModels, row: int) -> str:
+    return f"the few-step recipe {models.spec(row).few_step}"
 
 
 def _guidance(rows: Rows, name: str) -> Given:

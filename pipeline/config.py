@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from manifests.job import Weights
+from pipeline.sampling.recipes import Recipe
+
 # Changes whenever the same job may give other pixels; recorded with every clip.
 NUMERICS = "exact-3"
 
@@ -22,19 +25,44 @@ def machine_cache() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """Where the weights of one model come from.
+class LoraSource:
+    """One low-rank update. strength: what it is multiplied by.
 
-    name: as written in the manifest. folder: a diffusers checkpoint; for a hub model its snapshot in the
-    local cache, whose weights may not be there yet. revision: content hash or commit. engine: "wan".
-    hub_id: `org/name` to fetch missing weights from, None for a folder.
+    files: safetensors, one for all experts of a model or one for each; for a hub id relative to its
+    repository. revision: of their contents. hub_id: `org/name` to fetch them from, None for local files.
     """
 
-    name: str
-    folder: Path
+    files: tuple[Path, ...]
+    strength: float
     revision: str
+    hub_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where the weights of one model come from, and how they are to be sampled.
+
+    weights: as written in the manifest. folder: a diffusers checkpoint; for a hub model its snapshot in the
+    local cache, whose weights may not be there yet. base_revision: its content hash or commit. engine: "wan".
+    hub_id: `org/name` to fetch missing weights from, None for a folder. recipe: of few-step weights.
+    """
+
+    weights: Weights
+    folder: Path
+    base_revision: str
     engine: str
     hub_id: str | None = None
+    loras: tuple[LoraSource, ...] = ()
+    recipe: Recipe | None = None
+
+    def has_checkpoint_of(self, other: ModelSource) -> bool:
+        return (self.folder, self.base_revision) == (other.folder, other.base_revision)
+
+    @property
+    def revision(self) -> str:
+        """Of the checkpoint and its LoRAs together, with their strengths."""
+        parts = [f"{lora.revision}={lora.strength:g}" for lora in self.loras]
+        return "+".join([self.base_revision, *parts])
 
 
 class EmbeddingStore(Protocol):
@@ -47,14 +75,14 @@ class EmbeddingStore(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """device: "cpu" or "cuda:0". models: by name as written.
+    """device: "cpu" or "cuda:0". models: by what jobs ask for.
 
     dtype: of transformer and text encoder, "float32", "bfloat16", or "auto" until `resolved`.
     embeddings: None to encode every prompt anew.
     """
 
     device: str
-    models: Mapping[str, ModelSource]
+    models: Mapping[Weights, ModelSource]
     dtype: str = "auto"
     machine_cache: Path = field(default_factory=machine_cache)
     embeddings: EmbeddingStore | None = None

@@ -25,8 +25,8 @@ from pipeline.models.wan import load_wan
 from pipeline.prompts import PromptCache
 from pipeline.rendering import RenderedClip, Rendering, StepTimes
 from pipeline.sampling.noise import initial_noise
+from pipeline.sampling.samplers import Sampler, boundary_timestep, make_sampler
 from pipeline.sampling.schedules import Step, make_schedule
-from pipeline.sampling.steppers import Stepper
 from pipeline.timing import StageClock
 
 T = TypeVar("T")
@@ -108,10 +108,15 @@ class Engine:
         return time_steps(model, batch.bucket, prompts, negatives, device=self.config.device)
 
     def _model(self, bucket: Bucket) -> VideoModel:
-        source = self.config.models[bucket.model]
+        source = self._source(bucket)
         assert source.revision == bucket.revision, (source, bucket)
-        if self._loaded is None or self._loaded[0] != source:
+        if self._loaded is not None and self._loaded[0] != source:
+            known, model = self._loaded
             self._loaded = None  # the old weights must go before the new ones come
+            if source.has_checkpoint_of(known) and model.use_loras(source.loras):
+                self._loaded = (source, model)
+            del model
+        if self._loaded is None:
             torch.cuda.empty_cache()
             model = load_wan(
                 source,
@@ -123,6 +128,9 @@ class Engine:
             self._loaded = (source, model)
         return self._loaded[1]
 
+    def _source(self, bucket: Bucket) -> ModelSource:
+        return self.config.models[bucket.weights]
+
     def _encode(self, model: VideoModel, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Prompts and negative prompts of every slot; no negatives where nothing is guided."""
         jobs = slots(batch)
@@ -132,7 +140,8 @@ class Engine:
         return encoded[: len(jobs)], encoded[len(jobs) :]
 
     def _encoder(self, bucket: Bucket) -> str:
-        return encoder_revision(bucket.revision, dtype=self.config.dtype, device_name=self.gpu_name)
+        revision = self._source(bucket).base_revision  # LoRAs change no text encoder
+        return encoder_revision(revision, dtype=self.config.dtype, device_name=self.gpu_name)
 
     def _denoise(
         self,
@@ -144,20 +153,24 @@ class Engine:
         bucket = batch.bucket
         shape = model.latent_shape(width=bucket.width, height=bucket.height, num_frames=bucket.num_frames)
         model.lay_out(shape)
-        noise_BCTHW = initial_noise((job.seed for job in slots(batch)), shape_CTHW=shape)
-        stepper = Stepper(
+        seeds = [job.seed for job in slots(batch)]
+        noise_BCTHW = initial_noise(seeds, shape_CTHW=shape)
+        recipe = self._source(bucket).recipe
+        sampler = make_sampler(
             model.scheduler_config,
+            recipe=recipe,
             flow_shift=bucket.flow_shift,
             steps=bucket.steps,
+            seeds=seeds,
             device=self.config.device,
         )
         schedule = make_schedule(
-            stepper.timesteps,
-            boundary_timestep=model.boundary_timestep,
+            sampler.timesteps,
+            boundary_timestep=boundary_timestep(model.scheduler_config, model.boundary_timestep, recipe),
             guidance_scale=bucket.guidance_scale,
             guidance_scale_2=bucket.guidance_scale_2,
         )
-        return denoise(model, noise_BCTHW.to(self.config.device), schedule, stepper, prompts, negatives)
+        return denoise(model, noise_BCTHW.to(self.config.device), schedule, sampler, prompts, negatives)
 
 
 def _within_memory(work: Callable[[Batch], T], batch: Batch, *, device: str) -> T:
@@ -182,7 +195,7 @@ def denoise(
     model: VideoModel,
     latents_BCTHW: torch.Tensor,
     schedule: Sequence[Step],
-    stepper: Stepper,
+    sampler: Sampler,
     prompts: Sequence[torch.Tensor],
     negatives: Sequence[torch.Tensor],
 ) -> torch.Tensor:
@@ -193,7 +206,7 @@ def denoise(
         denoiser = model.denoiser(prompts, negatives, timesteps=timesteps, expert=expert)
         for own_index, step in enumerate(steps):
             velocity_BCTHW = denoiser(latents_BCTHW, index=own_index, guidance_scale=step.guidance_scale)
-            latents_BCTHW = stepper.step(velocity_BCTHW, index=step.index, latents_BCTHW=latents_BCTHW)
+            latents_BCTHW = sampler.step(velocity_BCTHW, index=step.index, latents_BCTHW=latents_BCTHW)
     return latents_BCTHW
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.rows import AttemptRow, BatchRow, CapRow, ClipRow, ProbeRow, RunRow
+from storage.rows import AliasRow, AttemptRow, BatchRow, CapRow, ClipRow, ProbeRow, RunRow, VerificationRow
 
-Row = RunRow | BatchRow | AttemptRow | ClipRow | CapRow | ProbeRow
+Row = RunRow | BatchRow | AttemptRow | ClipRow | CapRow | ProbeRow | AliasRow | VerificationRow
 
 ROW_TYPES: dict[str, type[Row]] = {
     "runs": RunRow,
@@ -19,6 +19,8 @@ ROW_TYPES: dict[str, type[Row]] = {
     "clips": ClipRow,
     "caps": CapRow,
     "probes": ProbeRow,
+    "aliases": AliasRow,
+    "verifications": VerificationRow,
 }
 
 _ARROW_TYPES = {

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from manifests.table import JOBS_SCHEMA
 
-# From `id` to `encoder_preset`, without where the row came from and what it became.
+# What was asked for, without where the row came from and what it became.
+_NO_SETTINGS = {"file", "row", "priority", "price", "warning", "tags"}
 SETTING_COLUMNS = [
-    name for name in JOBS_SCHEMA.names[JOBS_SCHEMA.names.index("id") :] if not name.startswith("render_")
-][: -len(["priority", "price", "warning", "tags"])]
+    name for name in JOBS_SCHEMA.names if name not in _NO_SETTINGS and not name.startswith("render_")
+]
 
 _FAILED = """
     WITH latest AS (
@@ -50,7 +51,6 @@ def failed_jobs(connection: Any) -> pa.Table:
 
     A job that has since been planned with other settings is not among them.
     """
-    columns = ", ".join(f'jobs."{name}"' for name in JOBS_SCHEMA.names)
     table = connection.sql(
         f"""
         WITH failed AS ({_FAILED}),
@@ -59,11 +59,16 @@ def failed_jobs(connection: Any) -> pa.Table:
             WHERE jobs.state <> 'rejected' AND jobs.id IN (SELECT id FROM failed)
             QUALIFY row_number() OVER (PARTITION BY jobs.id ORDER BY runs.started_at DESC) = 1
         )
-        SELECT {columns}, failed.reason FROM latest_jobs AS jobs JOIN failed USING (id, fingerprint)
+        SELECT jobs.* EXCLUDE (reason), failed.reason
+        FROM latest_jobs AS jobs JOIN failed USING (id, fingerprint)
         ORDER BY jobs.file, jobs."row"
         """
     ).to_arrow_table()
-    return table.cast(JOBS_SCHEMA.append(pa.field("reason", pa.string())))
+    schema = JOBS_SCHEMA.append(pa.field("reason", pa.string()))
+    for field in schema:
+        if field.name not in table.column_names:  # the ledger is older than this column
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).cast(schema)
 
 
 def previous_settings(connection: Any, ids: pa.Array) -> pa.Table:
@@ -139,10 +144,10 @@ def bucket_times(connection: Any) -> dict[str, float]:
 
 
 def pinned_revision(connection: Any, model: str) -> str | None:
-    """The revision `model` had in the first run that planned with it."""
+    """The revision `model` had in the first run that planned with it, without that of LoRAs."""
     found = connection.sql(
         """
-        SELECT jobs.model_revision FROM jobs JOIN runs USING (run_id)
+        SELECT split_part(jobs.model_revision, '+', 1) AS model_revision FROM jobs JOIN runs USING (run_id)
         WHERE jobs.model = $model ORDER BY runs.started_at LIMIT 1
         """,
         params={"model": model},

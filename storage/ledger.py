@@ -14,16 +14,27 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from manifests.errors import Busy, LedgerError
-from storage import changes, checks, connection, history, standing
+from storage import aliases, changes, checks, connection, history, standing, verifications
 from storage.filesystem import sync_folder
 from storage.overlay import overlay_spools
-from storage.rows import CapRow, ClipRow, Outcome, ProbeRow, RunRow, RunUpdate
+from storage.rows import AliasRow, CapRow, ClipRow, Outcome, ProbeRow, RunRow, RunUpdate, VerificationRow
 from storage.schema import migrate, require_current
 from storage.spool import Entry, Spool, list_spools, remove_spools
 
 T = TypeVar("T")
 
-TABLES = ("runs", "jobs", "batches", "attempts", "clips", "caps", "probes", "flushes")
+TABLES = (
+    "runs",
+    "jobs",
+    "batches",
+    "attempts",
+    "clips",
+    "caps",
+    "probes",
+    "aliases",
+    "verifications",
+    "flushes",
+)
 
 
 class Ledger:
@@ -105,6 +116,14 @@ class Ledger:
         """Records what `vgbatch probe` measured, and what it chose."""
         self._write(lambda ledger: changes.add_probes(ledger, probes, caps), patience_s=connection.PATIENCE_S)
 
+    def add_alias(self, row: AliasRow) -> None:
+        """Records that an alias points at a revision from now on."""
+        self._write(lambda ledger: aliases.add(ledger, row), patience_s=connection.PATIENCE_S)
+
+    def add_verification(self, row: VerificationRow) -> None:
+        """Records what `vgbatch verify` found."""
+        self._write(lambda ledger: verifications.add(ledger, row), patience_s=connection.PATIENCE_S)
+
     def close_dead_runs(self, *, at: datetime) -> list[str]:
         """Marks runs still `running` as killed, ended at their last heartbeat (`at` if that is later).
 
@@ -143,7 +162,24 @@ class Ledger:
     def pinned_revision(self, model: str) -> str | None:
         return self._read(lambda ledger: history.pinned_revision(ledger, model), or_older=True)
 
+    def alias_changes(self) -> list[AliasRow]:
+        return self._read(aliases.changes, or_older=True)
+
     # What people, reports and pipelines read.
+
+    def last_verification(
+        self, *, model_revision: str, lora: str | None, preset: str, numerics: str, gpu_name: str
+    ) -> VerificationRow | None:
+        return self._read(
+            lambda ledger: verifications.last(
+                ledger,
+                model_revision=model_revision,
+                lora=lora,
+                preset=preset,
+                numerics=numerics,
+                gpu_name=gpu_name,
+            )
+        )
 
     def last_run(self, *, of_manifest: bool = False) -> dict[str, Any] | None:
         return self._read(lambda ledger: standing.last_run(ledger, of_manifest=of_manifest), or_older=True)
@@ -159,6 +195,9 @@ class Ledger:
 
     def clips_table(self, run_id: str) -> pa.Table:
         return self._read(lambda ledger: standing.clips_table(ledger, run_id))
+
+    def verdicts(self) -> dict[str, bool]:
+        return self._read(aliases.verdicts, or_older=True)
 
     def tables(self, *names: str) -> dict[str, pa.Table]:
         """Whole tables as they stand together at one moment. names: of TABLES."""

@@ -69,6 +69,7 @@ class BatchRow:
     write_s: float
     device_s: float
     peak_memory_bytes: int
+    lora: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +120,7 @@ class ClipRow:
     gpu_name: str
     adopted: bool
     delivered_at: datetime
+    lora: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +159,44 @@ class ProbeRow:
     clip_step_s: float | None
     peak_memory_bytes: int
     recorded_at: datetime
+    lora: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AliasRow:
+    """One change of an alias; its latest row counts. target: `builtin`, a folder, or `org/name@commit`.
+    revision: what target was then. action: add, promote, rollback. forced: promoted without having passed.
+    """
+
+    alias: str
+    target: str
+    revision: str
+    action: str
+    forced: bool
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerificationRow:
+    """One `vgbatch verify` that came to a verdict. reference_: what the model, LoRA and preset before it were
+    compared with. num_clips: that were compared. result: its figures as JSON, without single clips.
+    """
+
+    verification_id: str
+    model: str
+    model_revision: str
+    lora: str | None
+    preset: str
+    reference_model: str
+    reference_revision: str
+    reference_lora: str | None
+    reference_preset: str
+    numerics: str
+    gpu_name: str
+    num_clips: int
+    passed: bool
+    result: str
+    verified_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

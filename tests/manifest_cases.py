@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests.errors import ModelError
+from manifests.job import Weights
 from manifests.model_spec import ModelSpec
 from manifests.planner import History, Plan, plan
 from manifests.reader import Reading, read_manifest
@@ -49,16 +50,26 @@ TWO_EXPERTS = replace(
     default_guidance_scale_2=3.5,
     default_fps=Fraction(16),
 )
+DISTILLED = replace(
+    SPEC, name="distilled", revision="rev-3", few_step="the student", default_guidance_scale=1.0
+)
 SETTINGS = ReadSettings(
     model="tiny", preset="exact", crf=18, encoder_preset="medium", strict=False, tags=frozenset()
 )
 
 
-def model_spec(name: str) -> ModelSpec:
-    specs = {"tiny": SPEC, "moe": TWO_EXPERTS}
-    if name not in specs:
-        raise ModelError(f"no such model: {name}")
-    return specs[name]
+def model_spec(weights: Weights) -> ModelSpec:
+    """tiny comes with a few-step LoRA, distilled is a few-step checkpoint; every LoRA but `none.safetensors`
+    is there."""
+    specs = {"tiny": SPEC, "moe": TWO_EXPERTS, "distilled": DISTILLED}
+    if weights.model not in specs:
+        raise ModelError(f"no such model: {weights.model}")
+    if weights.lora == "none.safetensors":
+        raise ModelError(f"no such LoRA: {weights.lora}")
+    if weights.few_step and weights.model == "moe":
+        raise ModelError("`turbo` needs weights that were trained for a few steps: moe")
+    spec = DISTILLED if weights.few_step else specs[weights.model]
+    return spec if weights.lora is None else replace(spec, revision=f"{spec.revision}+{weights.lora}")
 
 
 def read_file(path: Path | str, **changes: Any) -> Reading:

@@ -134,7 +134,7 @@ def _spread_colours(vae: Any) -> None:
 
 
 def make_engine(model: ResolvedModel) -> Engine:
-    return Engine(EngineConfig(device="cpu", models={model.spec.name: model.source}))
+    return Engine(EngineConfig(device="cpu", models={model.source.weights: model.source}))
 
 
 def make_job(model: ResolvedModel, **settings: Any) -> Job:
@@ -154,7 +154,8 @@ def make_job(model: ResolvedModel, **settings: Any) -> Job:
         guidance_scale_2=3.0 if model.spec.two_experts else None,
         flow_shift=3.0,
         preset="exact",
-        model=model.spec.name,
+        model=model.source.weights.model,
+        lora=model.source.weights.lora,
         crf=18,
         encoder_preset="medium",
     )
@@ -175,6 +176,7 @@ def make_batch(model: ResolvedModel, *jobs: Job, size: int | None = None) -> Bat
         guidance_scale=job.guidance_scale,
         guidance_scale_2=job.guidance_scale_2,
         flow_shift=job.flow_shift,
+        lora=job.lora,
     )
     return Batch(number=0, bucket=bucket, jobs=jobs, size=size or len(jobs), cap=size or len(jobs))
 

@@ -70,6 +70,7 @@ def job(id: str, **changes: Any) -> dict[str, Any]:
         "model_revision": "rev1",
         "crf": 18,
         "encoder_preset": "medium",
+        "lora": None,
         "render_width": 64,
         "render_height": 64,
         "render_frames": 5,

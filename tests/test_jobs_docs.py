@@ -10,9 +10,13 @@ from tests.run_cases import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = get_command(app).commands
+GROUPS = {name: group.commands for name, group in COMMANDS.items() if hasattr(group, "commands")}
+SINGLE = {name: command for name, command in COMMANDS.items() if name not in GROUPS} | {
+    f"{name} {part}": command for name, group in GROUPS.items() for part, command in group.items()
+}
 OPTIONS = {
     option
-    for command in [*COMMANDS.values(), *COMMANDS["manifest"].commands.values(), get_command(app)]
+    for command in [*SINGLE.values(), get_command(app)]
     for parameter in command.params
     for option in parameter.opts
 }
@@ -41,11 +45,9 @@ def test_the_readme_names_every_command():
 
 
 def test_every_command_offers_json():
-    commands = {**COMMANDS, **COMMANDS["manifest"].commands}
-    del commands["manifest"]
     without = [
         name
-        for name, command in commands.items()
+        for name, command in SINGLE.items()
         if not any("--json" in parameter.opts for parameter in command.params)
     ]
     assert without == []

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.errors import UsageError
-from manifests.job import Bucket
+from manifests.job import Bucket, Weights
 from manifests.packing import BATCHES_SCHEMA
 from manifests.planner import Plan
 from manifests.table import BUCKET_COLUMNS, JOBS_SCHEMA, bucket_from_row
@@ -481,4 +481,4 @@ def test_settings_survive_to_the_job(tmp_path: Path) -> None:
     jobs = [job for number in range(2) for job in made.batch(number).jobs]
     assert {(job.guidance_scale, job.steps, job.seed) for job in jobs} == {(1.0, 4, 1), (8.0, 8, 2)}
     assert by_row(reading, "steps") == {0: 4, 1: 8}
-    assert model_spec("tiny") is SPEC
+    assert model_spec(Weights("tiny")) is SPEC

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.errors import DuplicateIds, ManifestError, MissingColumn, ModelError, UnknownColumn, UsageError
+from manifests.job import Weights
 from manifests.reader import read_manifest
 from manifests.table import JOBS_SCHEMA, REJECTED_SCHEMA
 from tests.manifest_cases import SETTINGS, SPEC, by_row, model_spec, read_columns, read_file, verdicts
@@ -49,6 +50,7 @@ def test_a_prompt_alone_takes_every_default(tmp_path: Path) -> None:
         "price": None,
         "warning": None,
         "tags": [],
+        "lora": None,
     }
     assert reading.notes == ()
 
@@ -159,9 +161,9 @@ def test_rows_choose_their_model(tmp_path: Path) -> None:
 def test_each_model_is_looked_up_once(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def counting(name: str) -> Any:
-        asked.append(name)
-        return model_spec(name)
+    def counting(weights: Weights) -> Any:
+        asked.append(weights.model)
+        return model_spec(weights)
 
     path = tmp_path / "m.parquet"
     count = 70_000
@@ -172,23 +174,20 @@ def test_each_model_is_looked_up_once(tmp_path: Path) -> None:
 
 
 def test_presets(tmp_path: Path) -> None:
-    reading = read_columns(tmp_path, {"preset": ["exact", None, "fast", "turbo", "best"]})
-    assert verdicts(reading) == {0: "ok", 1: "ok", 2: "preset", 3: "preset", 4: "preset"}
-    reasons = reading.rejected["reason"].to_pylist()
-    assert ["not supported yet" in reason for reason in reasons] == [True, True, False]
-    assert all("`exact`" in reason for reason in reasons)
+    reading = read_columns(tmp_path, {"preset": ["exact", None, "fast", "turbo", "fp8", "best", ""]})
+    assert verdicts(reading) == {0: "ok", 1: "ok", 2: "ok", 3: "ok", 4: "ok", 5: "preset", 6: "preset"}
+    assert all("exact, fast, turbo" in reason for reason in reading.rejected["reason"].to_pylist())
 
 
-@pytest.mark.parametrize("preset", ["fast", "nonsense"])
+@pytest.mark.parametrize("preset", ["Fast", "nonsense"])
 def test_an_unusable_default_preset_is_raised(tmp_path: Path, preset: str) -> None:
     with pytest.raises(UsageError, match=preset):
         read_columns(tmp_path, {"seed": [1]}, preset=preset)
 
 
-@pytest.mark.parametrize("column", ["image", "lora"])
-def test_columns_of_later_versions_must_be_null(tmp_path: Path, column: str) -> None:
-    reading = read_columns(tmp_path, {column: ["x.png", None]})
-    assert verdicts(reading) == {0: column, 1: "ok"}
+def test_columns_of_later_versions_must_be_null(tmp_path: Path) -> None:
+    reading = read_columns(tmp_path, {"image": ["x.png", None]})
+    assert verdicts(reading) == {0: "image", 1: "ok"}
     assert "not supported yet" in reading.rejected["reason"][0].as_py()
 
 

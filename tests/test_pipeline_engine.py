@@ -312,7 +312,7 @@ def test_unguided_clips_do_not_encode_a_negative_prompt(t2v: Case, encoded: list
 
 def test_one_engine_serves_two_models_in_turn(cases: dict[str, Case]) -> None:
     first, second = cases["t2v"], cases["ti2v"]
-    models = {case.model.spec.name: case.model.source for case in (first, second)}
+    models = {case.model.source.weights: case.model.source for case in (first, second)}
     engine = build_engine(EngineConfig(device="cpu", models=models))
     for case in (first, second, first):
         batch = make_batch(case.model, make_job(case.model))
@@ -331,7 +331,7 @@ def test_times_and_memory_are_reported_and_loading_is_told_apart(t2v: Case) -> N
 
 
 def test_a_worker_can_be_sent_what_builds_its_engine(t2v: Case) -> None:
-    config = EngineConfig(device="cpu", models={t2v.model.spec.name: t2v.model.source})
+    config = EngineConfig(device="cpu", models={t2v.model.source.weights: t2v.model.source})
     build, sent = pickle.loads(pickle.dumps((build_engine, config)))
     assert sent == config
     assert isinstance(build(sent), Engine)

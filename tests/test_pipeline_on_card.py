@@ -31,7 +31,7 @@ def model() -> ResolvedModel:
 @pytest.fixture(scope="module")
 def engine(model: ResolvedModel, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     cache = tmp_path_factory.mktemp("cache")
-    return Engine(EngineConfig(device=CARD, models={model.spec.name: model.source}, machine_cache=cache))
+    return Engine(EngineConfig(device=CARD, models={model.source.weights: model.source}, machine_cache=cache))
 
 
 def batch(model: ResolvedModel, *seeds: int, size: int | None = None, num_frames: int = 17) -> Batch:

@@ -191,7 +191,7 @@ def test_a_clip_from_kept_prompts_is_the_same_and_needs_no_encoder(
     resolved: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    config = EngineConfig(device="cpu", models={resolved.spec.name: resolved.source}, embeddings=store)
+    config = EngineConfig(device="cpu", models={resolved.source.weights: resolved.source}, embeddings=store)
     batch = make_batch(resolved, make_job(resolved, prompt=LONG))
     (first,) = build_engine(config).render(batch).clips
     assert sorted(text for _, text in store) == ["blue", LONG]
@@ -205,7 +205,7 @@ def test_prompts_encoded_ahead_are_at_hand_for_any_batch_of_their_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = resolve_model("builtin")
-    engine = build_engine(EngineConfig(device="cpu", models={model.spec.name: model.source}))
+    engine = build_engine(EngineConfig(device="cpu", models={model.source.weights: model.source}))
     jobs = [make_job(model, id=str(steps), prompt=f"a {steps}", steps=steps) for steps in (1, 2)]
     batches = [make_batch(model, job) for job in jobs]
     engine.encode(batches[0].bucket, [text for job in jobs for text in (job.prompt, job.negative_prompt)])
@@ -255,7 +255,7 @@ def test_the_weights_are_lent_to_the_device_and_stay_where_they_were(wan: WanMod
 
 
 def test_a_damaged_file_of_a_run_is_replaced_by_the_next_one(resolved: ResolvedModel, tmp_path: Path) -> None:
-    models = {resolved.spec.name: resolved.source}
+    models = {resolved.source.weights: resolved.source}
     build = pickle.loads(
         pickle.dumps(partial(build_renderer, models=models, embeddings=EmbeddingFolder(tmp_path)))
     )
@@ -270,7 +270,7 @@ def test_a_damaged_file_of_a_run_is_replaced_by_the_next_one(resolved: ResolvedM
 
 def test_a_folder_that_cannot_be_written_costs_no_clip(resolved: ResolvedModel, tmp_path: Path) -> None:
     (tmp_path / ".vgbatch").write_text("in the way")
-    models = {resolved.spec.name: resolved.source}
+    models = {resolved.source.weights: resolved.source}
     engine = build_renderer("cpu", models=models, embeddings=EmbeddingFolder(tmp_path))
     (clip,) = engine.render(make_batch(resolved, make_job(resolved, guidance_scale=1.0))).clips
     assert clip.error is None

@@ -183,7 +183,7 @@ def test_folders_aliases_and_relative_paths_find_the_same_model(
     whole = resolve_model(str(folder))
     for name, aliases in (("./model", {}), ("model", {}), ("studio", {"studio": str(folder)})):
         found = resolve_model(name, aliases=aliases)
-        assert found.spec.name == found.source.name == name
+        assert found.spec.name == found.source.weights.model == name
         assert (found.source.folder, found.source.revision) == (folder, whole.source.revision)
         assert found.spec.revision == found.source.revision
 

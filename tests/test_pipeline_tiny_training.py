@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from manifests.errors import UsageError
+from pipeline.models.lora import FusedLoras
+from pipeline.models.lora_files import find_lora
 from pipeline.models.resolve import resolve_model
 from pipeline.models.tiny import lora, parts, train
 from pipeline.models.tiny.bank import Size
@@ -262,7 +264,7 @@ def test_the_few_step_update_changes_the_model_as_training_saw_it(trained: Path,
             update[key] = torch.randn_like(update[key])
     changed = file.with_name("changed.safetensors")
     save_file(update, changed)
-    lora.fuse(module, changed)
+    FusedLoras([module]).use([find_lora(str(changed)).source])
     wanted = lora.merged(plain, {key: tensor.float() for key, tensor in update.items()})
     fused = dict(module.named_parameters())
     assert all((fused[name] - wanted[name]).abs().max() < 1e-4 for name in wanted)

@@ -19,15 +19,17 @@ from tests.storage_rows import new_ledger, outcome, start
 
 # A released table changes only by a new migration; then this changes with it.
 SCHEMA = """
+aliases: alias VARCHAR, target VARCHAR, revision VARCHAR, action VARCHAR, forced BOOLEAN, recorded_at TIMESTAMP WITH TIME ZONE
 attempts: run_id VARCHAR, batch BIGINT, try_number INTEGER, id VARCHAR, fingerprint VARCHAR, number INTEGER, state VARCHAR, reason VARCHAR, traceback VARCHAR, started_at TIMESTAMP WITH TIME ZONE, ended_at TIMESTAMP WITH TIME ZONE, device_s DOUBLE, write_s DOUBLE
-batches: run_id VARCHAR, batch BIGINT, try_number INTEGER, worker INTEGER, device VARCHAR, gpu_name VARCHAR, bucket VARCHAR, model VARCHAR, model_revision VARCHAR, numerics VARCHAR, preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, steps INTEGER, guidance_scale DOUBLE, guidance_scale_2 DOUBLE, flow_shift DOUBLE, size INTEGER, cap INTEGER, num_jobs INTEGER, state VARCHAR, started_at TIMESTAMP WITH TIME ZONE, load_s DOUBLE, encode_s DOUBLE, denoise_s DOUBLE, decode_s DOUBLE, write_s DOUBLE, device_s DOUBLE, peak_memory_bytes BIGINT
+batches: run_id VARCHAR, batch BIGINT, try_number INTEGER, worker INTEGER, device VARCHAR, gpu_name VARCHAR, bucket VARCHAR, model VARCHAR, model_revision VARCHAR, numerics VARCHAR, preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, steps INTEGER, guidance_scale DOUBLE, guidance_scale_2 DOUBLE, flow_shift DOUBLE, size INTEGER, cap INTEGER, num_jobs INTEGER, state VARCHAR, started_at TIMESTAMP WITH TIME ZONE, load_s DOUBLE, encode_s DOUBLE, denoise_s DOUBLE, decode_s DOUBLE, write_s DOUBLE, device_s DOUBLE, peak_memory_bytes BIGINT, lora VARCHAR
 caps: bucket VARCHAR, gpu_name VARCHAR, numerics VARCHAR, cap INTEGER, source VARCHAR, recorded_at TIMESTAMP WITH TIME ZONE
-clips: run_id VARCHAR, batch BIGINT, id VARCHAR, fingerprint VARCHAR, file VARCHAR, num_bytes BIGINT, width INTEGER, height INTEGER, num_frames INTEGER, fps_num INTEGER, fps_den INTEGER, seed BIGINT, model VARCHAR, model_revision VARCHAR, numerics VARCHAR, preset VARCHAR, cap INTEGER, gpu_name VARCHAR, adopted BOOLEAN, delivered_at TIMESTAMP WITH TIME ZONE
+clips: run_id VARCHAR, batch BIGINT, id VARCHAR, fingerprint VARCHAR, file VARCHAR, num_bytes BIGINT, width INTEGER, height INTEGER, num_frames INTEGER, fps_num INTEGER, fps_den INTEGER, seed BIGINT, model VARCHAR, model_revision VARCHAR, numerics VARCHAR, preset VARCHAR, cap INTEGER, gpu_name VARCHAR, adopted BOOLEAN, delivered_at TIMESTAMP WITH TIME ZONE, lora VARCHAR
 flushes: flush_id VARCHAR, flushed_at TIMESTAMP WITH TIME ZONE, num_outcomes INTEGER
-jobs: run_id VARCHAR, state VARCHAR, reason VARCHAR, file VARCHAR, row BIGINT, id VARCHAR, fingerprint VARCHAR, prompt VARCHAR, negative_prompt VARCHAR, width INTEGER, height INTEGER, num_frames INTEGER, fps_num INTEGER, fps_den INTEGER, seed BIGINT, steps INTEGER, guidance_scale DOUBLE, guidance_scale_2 DOUBLE, flow_shift DOUBLE, preset VARCHAR, model VARCHAR, model_revision VARCHAR, crf INTEGER, encoder_preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, priority INTEGER, price DECIMAL(18,6), warning VARCHAR, tags MAP(VARCHAR, VARCHAR)
-probes: probe_id VARCHAR, bucket VARCHAR, model VARCHAR, model_revision VARCHAR, preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, steps INTEGER, guidance_scale DOUBLE, gpu_name VARCHAR, numerics VARCHAR, size INTEGER, clip_step_s DOUBLE, peak_memory_bytes BIGINT, recorded_at TIMESTAMP WITH TIME ZONE
+jobs: run_id VARCHAR, state VARCHAR, reason VARCHAR, file VARCHAR, row BIGINT, id VARCHAR, fingerprint VARCHAR, prompt VARCHAR, negative_prompt VARCHAR, width INTEGER, height INTEGER, num_frames INTEGER, fps_num INTEGER, fps_den INTEGER, seed BIGINT, steps INTEGER, guidance_scale DOUBLE, guidance_scale_2 DOUBLE, flow_shift DOUBLE, preset VARCHAR, model VARCHAR, model_revision VARCHAR, crf INTEGER, encoder_preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, priority INTEGER, price DECIMAL(18,6), warning VARCHAR, tags MAP(VARCHAR, VARCHAR), lora VARCHAR
+probes: probe_id VARCHAR, bucket VARCHAR, model VARCHAR, model_revision VARCHAR, preset VARCHAR, render_width INTEGER, render_height INTEGER, render_frames INTEGER, steps INTEGER, guidance_scale DOUBLE, gpu_name VARCHAR, numerics VARCHAR, size INTEGER, clip_step_s DOUBLE, peak_memory_bytes BIGINT, recorded_at TIMESTAMP WITH TIME ZONE, lora VARCHAR
 runs: run_id VARCHAR, started_at TIMESTAMP WITH TIME ZONE, heartbeat_at TIMESTAMP WITH TIME ZONE, ended_at TIMESTAMP WITH TIME ZONE, state VARCHAR, exit_code INTEGER, manifest VARCHAR, out_dir VARCHAR, num_devices INTEGER, device_s DOUBLE, host VARCHAR, gpu_name VARCHAR, versions MAP(VARCHAR, VARCHAR), command VARCHAR, retry_of VARCHAR
 schema_migrations: version INTEGER, applied_at TIMESTAMP WITH TIME ZONE
+verifications: verification_id VARCHAR, model VARCHAR, model_revision VARCHAR, lora VARCHAR, preset VARCHAR, reference_model VARCHAR, reference_revision VARCHAR, reference_lora VARCHAR, reference_preset VARCHAR, numerics VARCHAR, gpu_name VARCHAR, num_clips INTEGER, passed BOOLEAN, result VARCHAR, verified_at TIMESTAMP WITH TIME ZONE
 """  # noqa: E501
 
 
@@ -58,7 +60,7 @@ def test_creating_twice_changes_nothing(tmp_path: Path) -> None:
     start(ledger, "a")
     ledger.create()
     with duckdb.connect(str(ledger.path)) as connection:
-        assert connection.sql("SELECT version FROM schema_migrations").fetchall() == [(1,), (2,)]
+        assert connection.sql("SELECT version FROM schema_migrations").fetchall() == [(1,), (2,), (3,)]
     assert ledger.tables("jobs")["jobs"].num_rows == 1
     assert sorted(path.name for path in ledger.path.parent.iterdir()) == ["vgbatch.duckdb"]
 
@@ -69,29 +71,36 @@ def test_an_older_ledger_is_brought_up_to_date_without_loss(
     ledger = new_ledger(tmp_path)
     start(ledger, "a")
 
-    def m003_notes(connection: Any) -> None:
+    def m004_notes(connection: Any) -> None:
         connection.execute("CREATE TABLE notes (note VARCHAR)")
 
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m003_notes))
-    with pytest.raises(LedgerError, match="has schema 2, this vgbatch needs 3"):
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m004_notes))
+    with pytest.raises(LedgerError, match="has schema 3, this vgbatch needs 4"):
         ledger.clips()
     ledger.create()
     assert ledger.tables("jobs")["jobs"].num_rows == 1
     assert "notes: note VARCHAR" in columns(ledger.path)
 
 
-def test_what_run_and_retry_ask_before_they_may_migrate_any_ledger_can_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        ledger = new_ledger(tmp_path)
-        start(ledger, "a")
-        ledger.record([outcome("a", state="failed")])
-    with pytest.raises(LedgerError, match="has schema 1, this vgbatch needs 2"):
+def take_back_to_the_first_schema(ledger: Ledger) -> None:
+    with duckdb.connect(str(ledger.path)) as connection:
+        for table in ("probes", "verifications", "aliases"):
+            connection.execute(f"DROP TABLE {table}")
+        for table in ("jobs", "batches", "clips"):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN lora")
+        connection.execute("DELETE FROM schema_migrations WHERE version > 1")
+
+
+def test_what_run_and_retry_ask_before_they_may_migrate_any_ledger_can_answer(tmp_path: Path) -> None:
+    ledger = new_ledger(tmp_path)
+    start(ledger, "a")
+    ledger.record([outcome("a", state="failed")])
+    take_back_to_the_first_schema(ledger)
+    with pytest.raises(LedgerError, match="has schema 1, this vgbatch needs 3"):
         ledger.clips()
     assert ledger.pinned_revision("tiny") == "rev1"
-    assert ledger.failed_jobs()["id"].to_pylist() == ["a"]
+    assert ledger.failed_jobs().select(["id", "lora"]).to_pylist() == [{"id": "a", "lora": None}]
+    assert (ledger.alias_changes(), ledger.verdicts()) == ([], {})
     last = ledger.last_run(of_manifest=True)
     assert last is not None
     assert last["run_id"] == "r1"
@@ -102,12 +111,12 @@ def test_a_migration_that_fails_leaves_the_version_before(
 ) -> None:
     ledger = new_ledger(tmp_path)
 
-    def m003_broken(connection: Any) -> None:
+    def m004_broken(connection: Any) -> None:
         connection.execute("CREATE TABLE half (x INTEGER)")
         raise RuntimeError("killed here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m003_broken))
+        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m004_broken))
         with pytest.raises(RuntimeError, match="killed here"):
             ledger.create()
     assert columns(ledger.path) == SCHEMA
@@ -119,7 +128,7 @@ def test_a_ledger_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     with duckdb.connect(str(ledger.path)) as connection:
         connection.execute("INSERT INTO schema_migrations VALUES (99, ?)", [datetime.now(UTC)])
     for visit in (ledger.create, ledger.clips, lambda: ledger.record([outcome("a")])):
-        with pytest.raises(LedgerError, match="has schema 99, this vgbatch knows 2 at most"):
+        with pytest.raises(LedgerError, match="has schema 99, this vgbatch knows 3 at most"):
             visit()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from manifests.job import Batch, Bucket, Job
+from manifests.job import Batch, Bucket, Job, Weights
 from pipeline.bench.setting import SEED, GuidedInputs, Setting
 from pipeline.bench.switches import with_cudnn
 from pipeline.bench.weights import Parts
@@ -31,7 +31,9 @@ TEXTS = {
     "from the side at the height of its eyes, shallow depth of field, natural colours, cinematic wide shot",
     "negative_prompt": WAN_NEGATIVE_PROMPT,
 }
-_SOURCE = ModelSource(name="bench", folder=Path("bench"), revision="bench", engine="wan")
+_SOURCE = ModelSource(
+    weights=Weights("bench"), folder=Path("bench"), base_revision="bench", engine="wan"
+)
 
 
 def guided_step(setting: Setting, module: Any, inputs: GuidedInputs) -> Callable[[], torch.Tensor]:
@@ -147,13 +149,13 @@ def _backend_of(setting: Setting) -> BackendOf:
 
 
 def _config(setting: Setting) -> EngineConfig:
-    return EngineConfig(device=setting.device, models={_SOURCE.name: _SOURCE})
+    return EngineConfig(device=setting.device, models={_SOURCE.weights: _SOURCE})
 
 
 def _batch(setting: Setting, *, num_clips: int, guided: bool, texts: Mapping[str, str]) -> Batch:
     shape = setting.shape
     bucket = Bucket(
-        model=_SOURCE.name,
+        model=_SOURCE.weights.model,
         revision=_SOURCE.revision,
         preset="exact",
         width=setting.width,

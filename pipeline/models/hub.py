@@ -62,8 +62,13 @@ def fetch_configs(repo: str, *, revision: str | None) -> Snapshot:
 
 def fetch_weights(repo: str, *, commit: str) -> Path:
     """The snapshot folder, with the weights in it. Raises ModelError."""
+    return fetch_files(repo, commit=commit, names=[*CONFIG_FILES, *WEIGHT_FILES])
+
+
+def fetch_files(repo: str, *, commit: str, names: list[str]) -> Path:
+    """The snapshot folder, with these files or patterns in it. Raises ModelError."""
     try:
-        return _download(repo, commit, [*CONFIG_FILES, *WEIGHT_FILES])
+        return _download(repo, commit, names)
     except Exception as error:  # as above
         raise ModelError(
             f"the weights cannot be fetched, {_first_line(error)}: {repo}@{commit}",

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from pipeline.config import LoraSource
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -68,6 +70,9 @@ class VideoModel(Protocol):
 
         negatives: none where nothing is guided. The denoiser is used before another one is asked for.
         """
+
+    def use_loras(self, loras: Sequence[LoraSource]) -> bool:
+        """Put these into the weights, and no others any more; False where the model must be loaded anew."""
 
     def lay_out(self, shape_CTHW: tuple[int, int, int, int]) -> None:
         """Make room for what decoding clips of these latents keeps from clip to clip.

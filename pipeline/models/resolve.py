@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manifests.errors import ModelError
+from manifests.job import Weights
 from manifests.model_spec import ModelSpec
 from pipeline.config import ModelSource
 from pipeline.memory.caps import batch_cap
 from pipeline.memory.residency import transformer_bytes
 from pipeline.models.checkpoint import Checkpoint, read_checkpoint
 from pipeline.models.families import Defaults, defaults_of
+from pipeline.models.few_step import few_step_defaults, few_step_of
 from pipeline.models.hub import fetch_configs, parse_hub_id
 from pipeline.models.revision import folder_revision
 from pipeline.models.text import MAX_TOKENS, TokenCounter
+from pipeline.sampling.recipes import FILE_NAME, Recipe, published_recipe, read_recipe
 
 BUILTIN = "builtin"
 _BUILTIN_FOLDER = Path(__file__).with_name("tiny")
@@ -33,23 +36,34 @@ class ResolvedModel:
 
 
 def resolve_model(
-    name: str, *, pinned_revision: str | None = None, aliases: Mapping[str, str] | None = None
+    weights: Weights | str, *, pinned_revision: str | None = None, aliases: Mapping[str, str] | None = None
 ) -> ResolvedModel:
     """Find a model and check it as far as that is possible without its weights.
 
-    name: an alias, "builtin", a folder, or `org/name[@revision]`. pinned_revision: the commit to use for a
-    hub id that names none. Raises ModelError.
+    weights: its model is an alias, "builtin", a folder, or `org/name[@revision]`; a text is such a model
+    alone. pinned_revision: the commit to use for a hub id that names none. Raises ModelError.
     """
-    target = (aliases or {}).get(name, name)
-    label = name if name == target else f"{name} ({target})"
-    if target == BUILTIN:
-        return _from_folder(name, _BUILTIN_FOLDER, label=label)
-    if (folder := _existing_folder(target)) is not None:
-        return _from_folder(name, folder, label=label)
+    weights = Weights(weights) if isinstance(weights, str) else weights
+    target = (aliases or {}).get(weights.model, weights.model)
+    label = weights.model if weights.model == target else f"{weights.model} ({target})"
+    checkpoint, source, recipe = _find(weights, target, pinned_revision=pinned_revision, label=label)
+    few_step = few_step_of(weights, recipe=recipe, folder=source.folder)
+    return _resolved(checkpoint, replace(source, loras=few_step.loras, recipe=few_step.recipe))
+
+
+def _find(
+    weights: Weights, target: str, *, pinned_revision: str | None, label: str
+) -> tuple[Checkpoint, ModelSource, Recipe | None]:
+    """The checkpoint and its few-step recipe, without the LoRAs."""
+    folder = _BUILTIN_FOLDER if target == BUILTIN else _existing_folder(target)
+    if folder is not None:
+        recipe = folder / FILE_NAME
+        return *_from_folder(weights, folder, label=label), read_recipe(recipe) if recipe.is_file() else None
     if (hub_id := parse_hub_id(target)) is None or target.startswith("."):
         raise ModelError(f"no such folder, and not a hub id: {label}", hint=_VALID)
     repo, revision = hub_id
-    return _from_hub(name, repo, revision=revision or pinned_revision, label=label)
+    found = _from_hub(weights, repo, revision=revision or pinned_revision, label=label)
+    return *found, published_recipe(repo)
 
 
 def _existing_folder(target: str) -> Path | None:
@@ -62,10 +76,11 @@ def _existing_folder(target: str) -> Path | None:
         return None
 
 
-def _from_folder(name: str, folder: Path, *, label: str) -> ResolvedModel:
+def _from_folder(weights: Weights, folder: Path, *, label: str) -> tuple[Checkpoint, ModelSource]:
     checkpoint = read_checkpoint(folder, label=label, files=_list_files(folder))
     revision = folder_revision(folder, checkpoint.files)
-    return _resolved(checkpoint, ModelSource(name=name, folder=folder, revision=revision, engine="wan"))
+    source = ModelSource(weights=weights, folder=folder, base_revision=revision, engine="wan")
+    return checkpoint, source
 
 
 def _list_files(folder: Path) -> frozenset[str]:
@@ -74,17 +89,25 @@ def _list_files(folder: Path) -> frozenset[str]:
     return frozenset(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
 
 
-def _from_hub(name: str, repo: str, *, revision: str | None, label: str) -> ResolvedModel:
+def _from_hub(
+    weights: Weights, repo: str, *, revision: str | None, label: str
+) -> tuple[Checkpoint, ModelSource]:
     snapshot = fetch_configs(repo, revision=revision)
     checkpoint = read_checkpoint(snapshot.folder, label=label, files=snapshot.files)
     source = ModelSource(
-        name=name, folder=snapshot.folder, revision=snapshot.commit, engine="wan", hub_id=repo
+        weights=weights,
+        folder=snapshot.folder,
+        base_revision=snapshot.commit,
+        engine="wan",
+        hub_id=repo,
     )
-    return _resolved(checkpoint, source)
+    return checkpoint, source
 
 
 def _resolved(checkpoint: Checkpoint, source: ModelSource) -> ResolvedModel:
     defaults = defaults_of(checkpoint)
+    if source.recipe is not None:
+        defaults = few_step_defaults(defaults, source.recipe)
     spec = _spec(checkpoint, defaults, source)
     return ResolvedModel(
         spec=spec,
@@ -98,7 +121,7 @@ def _resolved(checkpoint: Checkpoint, source: ModelSource) -> ResolvedModel:
 
 def _spec(checkpoint: Checkpoint, defaults: Defaults, source: ModelSource) -> ModelSpec:
     return ModelSpec(
-        name=source.name,
+        name=str(source.weights),
         revision=source.revision,
         engine=source.engine,
         multiple=checkpoint.patch_pixels,
@@ -121,6 +144,7 @@ def _spec(checkpoint: Checkpoint, defaults: Defaults, source: ModelSource) -> Mo
         max_tokens=MAX_TOKENS,
         count_tokens=TokenCounter(checkpoint.folder / "tokenizer"),
         cap=_cap(checkpoint.patch_pixels, checkpoint.temporal),
+        few_step=None if source.recipe is None else source.recipe.name,
     )
 
 

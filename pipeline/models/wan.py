@@ -19,10 +19,11 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from transformers import AutoTokenizer, UMT5EncoderModel
 
-from pipeline.config import ModelSource
+from pipeline.config import LoraSource, ModelSource
 from pipeline.devices import device_memory_bytes
 from pipeline.memory.residency import is_streamed, transformer_bytes
 from pipeline.models.hub import fetch_weights
+from pipeline.models.lora import FusedLoras
 from pipeline.models.protocol import Piece
 from pipeline.models.text import MAX_TOKENS
 from pipeline.models.text_encoder import encode_prompts, page_locked
@@ -44,7 +45,8 @@ class WanModel:
     """A VideoModel over the components of a diffusers WanPipeline.
 
     experts: one transformer, or the high-noise and the low-noise one. frames_at_once: latent frames to decode
-    at a time, as whole pictures (default: by the device's memory, and in tiles where one is too many).
+    at a time, as whole pictures (default: by the device's memory, and in tiles where one is too many). loras:
+    in the experts' weights, where others can take their place.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class WanModel:
         scheduler_config: Mapping[str, Any],
         boundary_timestep: float | None,
         frames_at_once: int | None = None,
+        loras: FusedLoras | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.text_encoder = text_encoder
@@ -65,7 +68,14 @@ class WanModel:
         self.scheduler_config = scheduler_config
         self.boundary_timestep = boundary_timestep
         self._frames_at_once = frames_at_once
+        self._loras = loras
         self._denoisers: dict[int, WanDenoiser] = {}
+
+    def use_loras(self, loras: Sequence[LoraSource]) -> bool:
+        if self._loras is None:
+            return False
+        self._loras.use(loras)
+        return True
 
     def encode(self, prompts: Sequence[str]) -> list[torch.Tensor]:
         device = self.experts[0].module.patch_embedding.weight.device
@@ -154,26 +164,25 @@ def load_wan(
 
     Raises ModelError when a hub model's weights cannot be fetched.
     """
-    folder = source.folder if source.hub_id is None else fetch_weights(source.hub_id, commit=source.revision)
+    folder = source.folder if source.hub_id is None else fetch_weights(source.hub_id, commit=source.base_revision)
     index = _read_json(folder / "model_index.json")
     scheduler_config = _read_json(folder / "scheduler" / "scheduler_config.json")
     boundary_ratio = index.get("boundary_ratio")
     names = ["transformer"] if boundary_ratio is None else ["transformer", "transformer_2"]
     _quieten()
+    modules = [
+        _load_transformer(folder / name, device=device, dtype=getattr(torch, dtype), num_experts=len(names))
+        for name in names
+    ]
+    loras = FusedLoras(modules)
+    loras.use(source.loras)
+    experts = [_expert(module, device=device, backend_of=backend_of) for module in modules]
     return WanModel(
         tokenizer=_load_tokenizer(folder),
         text_encoder=_load_text_encoder(folder, device, getattr(torch, dtype)),
         vae=_load_vae(folder, device, getattr(torch, vae_dtype)),
-        experts=[
-            _load_transformer(
-                folder / name,
-                device=device,
-                dtype=getattr(torch, dtype),
-                backend_of=backend_of,
-                num_experts=len(names),
-            )
-            for name in names
-        ],
+        experts=experts,
+        loras=loras if all(len(module.blocks) for module in modules) else None,
         scheduler_config=scheduler_config,
         boundary_timestep=None
         if boundary_ratio is None
@@ -195,14 +204,18 @@ def _load_vae(folder: Path, device: str, dtype: torch.dtype) -> Any:
     return _on_device(AutoencoderKLWan, folder / "vae", device, dtype=dtype)
 
 
-def _load_transformer(
-    folder: Path, *, device: str, dtype: torch.dtype, backend_of: BackendOf, num_experts: int
-) -> WanTransformer:
+def _load_transformer(folder: Path, *, device: str, dtype: torch.dtype, num_experts: int) -> Any:
+    """On the device, or in host memory to be streamed from there."""
     module = _on_device(WanTransformer3DModel, folder, "cpu", dtype=dtype)
     num_bytes = transformer_bytes(module.config, num_experts=num_experts, bytes_per_weight=dtype.itemsize)
     if device != "cpu" and is_streamed(num_bytes, card_bytes=device_memory_bytes(device)):
-        return WanTransformer(module, backend_of=backend_of, streamed_to=device)
-    return WanTransformer(module.to(device), backend_of=backend_of)
+        return module
+    return module.to(device)
+
+
+def _expert(module: Any, *, device: str, backend_of: BackendOf) -> WanTransformer:
+    is_there = module.patch_embedding.weight.device.type == torch.device(device).type
+    return WanTransformer(module, backend_of=backend_of, streamed_to=None if is_there else device)
 
 
 def _on_device(component: Any, folder: Path, device: str, **dtype: torch.dtype) -> Any:

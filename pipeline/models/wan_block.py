@@ -8,13 +8,15 @@ Shapes: B clips, N tokens, R rows of queries, M rows of text, D channels, H head
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from pipeline.graph.fold import fuse_linears
+from pipeline.kernels.affine_norm import fused_affine_norm
 from pipeline.kernels.attention import attention, query_rows
 from pipeline.kernels.gated_residual import gated_residual
 from pipeline.kernels.gated_residual_norm import gated_residual_norm
@@ -51,12 +53,37 @@ class TextKeys:
             own.copy_(given)
 
 
+class Form(NamedTuple):
+    """How the residual stream under a norm is handed over: by the norm alone, or with the residual before it."""
+
+    norm: Callable[..., Any]
+    residual_norm: Callable[..., Any]
+
+
+PLAIN = Form(norm=fused_affine_norm, residual_norm=gated_residual_norm)  # (B, N, D) in the stream's dtype
+
+
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """What follows a layer norm, in fp32: a weight and a bias, each broadcastable to (B, N, D)."""
+    """What follows a layer norm, in fp32: a weight and a bias, each broadcastable to (B, N, D).
+
+    form: in which whatever reads its result takes it.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor
+    form: Form = PLAIN
+
+    def of(self, x_BND: torch.Tensor, *, eps: float) -> Any:
+        return self.form.norm(x_BND, weight=self.weight, bias=self.bias, eps=eps)
+
+    def after(
+        self, x_BND: torch.Tensor, branch_BND: torch.Tensor, *, gate: torch.Tensor | None, eps: float
+    ) -> Any:
+        """Of x once it has taken in the branch through the gate, which it does in place."""
+        return self.form.residual_norm(
+            x_BND, branch_BND, gate=gate, weight=self.weight, bias=self.bias, eps=eps
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +108,25 @@ class Linear:
         return out_1RO
 
 
+class SelfAttention(Protocol):
+    form: ClassVar[Form]  # of its input
+
+    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
+        """The branch's output (B, N, D). normed: as in WanBlock.attend."""
+
+
+class FeedForward(Protocol):
+    form: ClassVar[Form]  # of its input
+
+    def __call__(self, normed: list[Any]) -> torch.Tensor:
+        """The branch's output (B, N, D). normed: as in WanBlock.attend."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class WanBlock:
-    """What a block computes with. text_norm: None in checkpoints without one before cross-attention."""
+class PlainSelfAttention:
+    """A SelfAttention in the stream's dtype. qkv: the three projections as one."""
+
+    form: ClassVar[Form] = PLAIN
 
     num_heads: int
     eps: float
@@ -91,39 +134,11 @@ class WanBlock:
     q_norm: torch.Tensor
     k_norm: torch.Tensor
     out: Linear
-    text_norm: Norm | None
-    text_q: Linear
-    text_q_norm: torch.Tensor
-    text_k: Linear
-    text_k_norm: torch.Tensor
-    text_v: Linear
-    text_out: Linear
-    up: Linear
-    down: Linear
 
-    def text_keys(self, text_BMD: torch.Tensor, counts_B: torch.Tensor) -> TextKeys:
-        """text_BMD: embedded; all rows past each count equal."""
-        k_BMHK = qk_norm(
-            self.text_k(text_BMD), weight=self.text_k_norm, eps=self.eps, num_heads=self.num_heads
-        )
-        v_BMHK = self.text_v(text_BMD).unflatten(-1, (self.num_heads, -1))
-        return TextKeys(k_BMHK=k_BMHK, v_BMHK=v_BMHK, counts_B=counts_B)
-
-    def attend(
-        self,
-        x_BND: torch.Tensor,
-        normed: list[torch.Tensor],
-        table_6D: torch.Tensor,
-        rope: Rope,
-        backend: str,
-    ) -> torch.Tensor:
-        """Self-attention into x, in place; returns what cross-attention's query is projected from.
-
-        normed: the first is x under its norm. It is taken out, so that its room is free once it is read.
-        """
+    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
         normed_BND = normed.pop(0)
-        num_tokens = x_BND.shape[1]
-        num_rows = query_rows(num_tokens, backend=backend) if len(x_BND) == 1 else num_tokens
+        clips, num_tokens, _ = normed_BND.shape
+        num_rows = query_rows(num_tokens, backend=backend) if clips == 1 else num_tokens
         qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=num_rows)
         del normed_BND
         qkv_BN3D = qkv_BR3D[:, :num_tokens]
@@ -137,45 +152,87 @@ class WanBlock:
         )
         q_BRHK = qkv_BR3D.unflatten(-1, (3, self.num_heads, -1))[:, :, 0]
         _, k_BNHK, v_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        mixed_BND = attention(q_BRHK, k_BNHK, v_BNHK, backend=backend)[:, :num_tokens]
-        branch_BND = self.out(mixed_BND)
+        return self.out(attention(q_BRHK, k_BNHK, v_BNHK, backend=backend)[:, :num_tokens])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainFeedForward:
+    """A FeedForward in the stream's dtype."""
+
+    form: ClassVar[Form] = PLAIN
+
+    up: Linear
+    down: Linear
+
+    def __call__(self, normed: list[Any]) -> torch.Tensor:
+        return self.down(linear_gelu(normed.pop(0), self.up.weight, self.up.bias))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WanBlock:
+    """What a block computes with. text_norm: None in checkpoints without one before cross-attention."""
+
+    num_heads: int
+    eps: float
+    self_attention: SelfAttention
+    text_norm: Norm | None
+    text_q: Linear
+    text_q_norm: torch.Tensor
+    text_k: Linear
+    text_k_norm: torch.Tensor
+    text_v: Linear
+    text_out: Linear
+    feed_forward: FeedForward
+
+    def text_keys(self, text_BMD: torch.Tensor, counts_B: torch.Tensor) -> TextKeys:
+        """text_BMD: embedded; all rows past each count equal."""
+        k_BMHK = qk_norm(
+            self.text_k(text_BMD), weight=self.text_k_norm, eps=self.eps, num_heads=self.num_heads
+        )
+        v_BMHK = self.text_v(text_BMD).unflatten(-1, (self.num_heads, -1))
+        return TextKeys(k_BMHK=k_BMHK, v_BMHK=v_BMHK, counts_B=counts_B)
+
+    def attend(
+        self, x_BND: torch.Tensor, normed: list[Any], table_6D: torch.Tensor, rope: Rope, backend: str
+    ) -> torch.Tensor:
+        """Self-attention into x, in place; returns what cross-attention's query is projected from.
+
+        normed: the first is x under its norm. It is taken out, so that its room is free once it is read.
+        """
+        branch_BND = self.self_attention(normed, rope, backend)
         return self._residual(x_BND, branch_BND, gate=table_6D[2], norm=self.text_norm)
 
     def finish(
         self,
         x_BND: torch.Tensor,
-        normed: list[torch.Tensor],
+        normed: list[Any],
         table_6D: torch.Tensor,
         text: TextKeys,
         next_norm: Norm,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Cross-attention and feed-forward into x, in place; returns x under the norm of whatever is next.
 
         normed: as in attend.
         """
-        normed_BND = normed.pop(0)
         mixed_BND = text_attention(
-            self.text_q(normed_BND),
+            self.text_q(normed.pop(0)),
             text.k_BMHK,
             text.v_BMHK,
             text.counts_B,
             q_weight=self.text_q_norm,
             eps=self.eps,
         )
-        norm = Norm(weight=table_6D[4], bias=table_6D[3])
-        normed_BND = self._residual(x_BND, self.text_out(mixed_BND), gate=None, norm=norm)
-        branch_BND = self.down(linear_gelu(normed_BND, self.up.weight, self.up.bias))
-        return self._residual(x_BND, branch_BND, gate=table_6D[5], norm=next_norm)
+        norm = Norm(weight=table_6D[4], bias=table_6D[3], form=self.feed_forward.form)
+        inner = [self._residual(x_BND, self.text_out(mixed_BND), gate=None, norm=norm)]
+        return self._residual(x_BND, self.feed_forward(inner), gate=table_6D[5], norm=next_norm)
 
     def _residual(
         self, x_BND: torch.Tensor, branch_BND: torch.Tensor, *, gate: torch.Tensor | None, norm: Norm | None
-    ) -> torch.Tensor:
+    ) -> Any:
         if norm is None:
             x_BND.copy_(x_BND + branch_BND if gate is None else gated_residual(x_BND, branch_BND, gate=gate))
             return x_BND.clone()
-        return gated_residual_norm(
-            x_BND, branch_BND, gate=gate, weight=norm.weight, bias=norm.bias, eps=self.eps
-        )
+        return norm.after(x_BND, branch_BND, gate=gate, eps=self.eps)
 
 
 def wan_block(module: Any, *, num_heads: int, eps: float) -> WanBlock:
@@ -186,10 +243,14 @@ def wan_block(module: Any, *, num_heads: int, eps: float) -> WanBlock:
     return WanBlock(
         num_heads=num_heads,
         eps=eps,
-        qkv=Linear(weight=qkv_weight, bias=qkv_bias),
-        q_norm=own.norm_q.weight,
-        k_norm=own.norm_k.weight,
-        out=_linear(own.to_out[0]),
+        self_attention=PlainSelfAttention(
+            num_heads=num_heads,
+            eps=eps,
+            qkv=Linear(weight=qkv_weight, bias=qkv_bias),
+            q_norm=own.norm_q.weight,
+            k_norm=own.norm_k.weight,
+            out=_linear(own.to_out[0]),
+        ),
         text_norm=_text_norm(module.norm2),
         text_q=_linear(text.to_q),
         text_q_norm=text.norm_q.weight,
@@ -197,14 +258,13 @@ def wan_block(module: Any, *, num_heads: int, eps: float) -> WanBlock:
         text_k_norm=text.norm_k.weight,
         text_v=_linear(text.to_v),
         text_out=_linear(text.to_out[0]),
-        up=_linear(activation.proj),
-        down=_linear(down),
+        feed_forward=PlainFeedForward(up=_linear(activation.proj), down=_linear(down)),
     )
 
 
-def first_norm(table_6D: torch.Tensor) -> Norm:
-    """Of a block's self-attention."""
-    return Norm(weight=table_6D[1], bias=table_6D[0])
+def first_norm(table_6D: torch.Tensor, form: Form) -> Norm:
+    """Of a block's self-attention, in the form it takes."""
+    return Norm(weight=table_6D[1], bias=table_6D[0], form=form)
 
 
 def _linear(module: Any) -> Linear:

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.graph.fold import StepTables, step_tables
-from pipeline.kernels.affine_norm import fused_affine_norm
 from pipeline.kernels.attention import TORCH
 from pipeline.kernels.qk_norm_rope import Rope
 from pipeline.memory.streaming import StreamedLayers
@@ -25,6 +24,7 @@ from pipeline.models.wan_block import Norm, TextKeys, WanBlock, first_norm, wan_
 
 # Which attention library computes self-attention of (B, N, H, K) queries.
 BackendOf = Callable[[tuple[int, int, int, int]], str]
+Convert = Callable[[int, WanBlock], WanBlock]
 
 
 def torch_attention(shape_BNHK: tuple[int, int, int, int]) -> str:
@@ -34,12 +34,19 @@ def torch_attention(shape_BNHK: tuple[int, int, int, int]) -> str:
 class WanTransformer:
     """module: a diffusers WanTransformer3DModel for text-to-video, on its device in its dtype.
 
+    convert: makes another block of each, by its number, such as approx/fp8.py's. The module's own go as soon as
+    they are converted, so it can compute no more.
     streamed_to: for a module on the CPU that is too large for this device. Its blocks then wait in host
     memory and come one by one; all else moves there, and the module itself can compute no more.
     """
 
     def __init__(
-        self, module: Any, *, backend_of: BackendOf = torch_attention, streamed_to: str | None = None
+        self,
+        module: Any,
+        *,
+        backend_of: BackendOf = torch_attention,
+        convert: Convert | None = None,
+        streamed_to: str | None = None,
     ) -> None:
         self.module = module
         self.num_heads = int(module.config.num_attention_heads)
@@ -47,9 +54,8 @@ class WanTransformer:
         self.patch = tuple(int(side) for side in module.config.patch_size)
         self.dtype: torch.dtype = module.patch_embedding.weight.dtype
         self._tables_16D = [block.scale_shift_table for block in module.blocks]
-        self.blocks: Sequence[WanBlock] = [
-            wan_block(block, num_heads=self.num_heads, eps=self.eps) for block in module.blocks
-        ]
+        self.blocks: Sequence[WanBlock] = self._blocks(convert)
+        self._forms = [block.self_attention.form for block in self.blocks]
         if streamed_to is not None:
             self.blocks = StreamedLayers(self.blocks, device=streamed_to)
             module.blocks = torch.nn.ModuleList()
@@ -92,9 +98,9 @@ class WanTransformer:
         rope = self._rope_tables(latents_BCTHW)
         x_BND = self._patch_embed(latents_BCTHW)
         backend = self._backend_of((*x_BND.shape[:2], self.num_heads, x_BND.shape[2] // self.num_heads))
-        norms = [*map(first_norm, blocks_L6D), Norm(weight=head_2D[1], bias=head_2D[0])]
+        norms = [*map(first_norm, blocks_L6D, self._forms), Norm(weight=head_2D[1], bias=head_2D[0])]
         streams = [x_BND]
-        normed = [fused_affine_norm(x_BND, weight=norms[0].weight, bias=norms[0].bias, eps=self.eps)]
+        normed = [norms[0].of(x_BND, eps=self.eps)]
         for number, (block, table_6D) in enumerate(zip(self.blocks, blocks_L6D, strict=True)):
             for stream_BND in streams:
                 normed.append(block.attend(stream_BND, normed, table_6D, rope, backend))
@@ -109,6 +115,18 @@ class WanTransformer:
     def num_tokens(self, latent_shape: torch.Size) -> int:
         """Of a whole batch of latents (B, C, T, H, W)."""
         return math.prod((latent_shape[0], *latent_shape[2:])) // math.prod(self.patch)
+
+    def _blocks(self, convert: Convert | None) -> list[WanBlock]:
+        blocks = []
+        for number, module in enumerate(self.module.blocks):
+            block = wan_block(module, num_heads=self.num_heads, eps=self.eps)
+            if convert is not None:
+                block = convert(number, block)
+                self.module.blocks[number] = torch.nn.Identity()
+            blocks.append(block)
+        if convert is not None:
+            self.module.blocks = torch.nn.ModuleList()
+        return blocks
 
     def _patch_embed(self, latents_BCTHW: torch.Tensor) -> torch.Tensor:
         embedding = self.module.patch_embedding

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from pipeline.config import EngineConfig, resolved
 from pipeline.engine import denoise
 from pipeline.frames import to_frames
+from pipeline.models.lora_files import find_lora
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.tiny import lora, whole_clip
 from pipeline.models.tiny.captions import CHOICE_SEED, EVALUATION_SEED, Case, evaluation_cases
@@ -232,11 +233,10 @@ def _reported(
 
 def _loaded(resolved_model: ResolvedModel, few_step: bool, device: str) -> WanModel:
     source = resolved_model.source
-    config = resolved(EngineConfig(device=device, models={source.name: source}))
-    model = load_wan(source, device=device, dtype=config.dtype, vae_dtype="float32")
     if few_step:
-        lora.fuse(model.experts[0].module, source.folder / FEW_STEP_FOLDER / lora.FILE_NAME)
-    return model
+        source = replace(source, loras=(find_lora(str(source.folder / FEW_STEP_FOLDER)).source,))
+    config = resolved(EngineConfig(device=device, models={source.weights: source}))
+    return load_wan(source, device=device, dtype=config.dtype, vae_dtype="float32")
 
 
 class _Judges:

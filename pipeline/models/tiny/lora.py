@@ -6,11 +6,7 @@ scale is 1.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
-from safetensors.torch import load_file
 
 from pipeline.models.tiny.flat import Weights
 
@@ -39,18 +35,6 @@ def merged(weights: Weights, lora: Weights) -> dict[str, torch.Tensor]:
             name, update = _target(key), lora[key.removesuffix(_DOWN) + _UP] @ down
             result[name] = weights[name] + update.to(weights[name].dtype)
     return result
-
-
-@torch.no_grad()
-def fuse(module: Any, file: Path) -> None:
-    """Add the update in a file to a loaded transformer's own weights. Raises KeyError for another model's."""
-    lora = load_file(file)
-    parameters = dict(module.named_parameters())
-    for key, down in lora.items():
-        if key.endswith(_DOWN):
-            weight = parameters[_target(key)]
-            update = lora[key.removesuffix(_DOWN) + _UP].float() @ down.float()
-            weight.copy_(weight.float() + update.to(weight.device))
 
 
 def _target(key: str) -> str:

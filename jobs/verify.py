@@ -1,0 +1,373 @@
+"""`vgbatch verify`: the same prompts and noise, rendered by two sides, and a gate on what differs.
+
+Both sides are runs with folders and ledgers of their own below `<out>/verify`, so what renders, retries and
+encodes them is what does it every night. Their frames are kept as the engine gave them, before any encoder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+
+from jobs.config import Settings
+from jobs.lock import run_lock
+from jobs.models import Models
+from jobs.prepare import find_models
+from jobs.runner import new_run_id
+from jobs.terminal import line
+from jobs.verify_facts import Evidence, findings
+from jobs.verify_page import write_page
+from jobs.verify_pairs import KeptClip, Pair, compare_pairs
+from jobs.verify_sides import OF_A_SIDE, Rendered, Side, read_side, render_side
+from jobs.views import rejected_facts, show_rejected
+from jobs.worker import RendererFactory
+from manifests.errors import RunError, UsageError
+from manifests.job import Weights
+from manifests.presets import EXACT, PRESETS, TURBO
+from manifests.sources import open_parts
+from pipeline.config import NUMERICS
+from pipeline.models.tiny.captions import Case
+from pipeline.quality.gate import limits_of
+from pipeline.quality.prompts import (
+    DEFAULT_CAPTION_CLIPS,
+    Prompt,
+    held_out_captions,
+    understands_captions,
+    varied_prompts,
+)
+from storage.filesystem import require_writable
+from storage.ledger import Ledger
+from storage.rows import VerificationRow
+from storage.vmaf import LEAST_SIDE, has_vmaf
+
+FOLDER, FACTS_NAME, PAGE_NAME = "verify", "verify.json", "verify.html"
+_MARK = ".vgbatch-verify"  # in a folder that is ours to empty
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What came of it. exit_code: 0 passed, 3 not, 130 or 143 stopped by a signal. facts: JSON-ready; when
+    stopped, none but `passed` and `stopped_by`."""
+
+    passed: bool
+    exit_code: int
+    facts: dict[str, Any]
+
+
+def verify(
+    settings: Settings,
+    *,
+    lora: str | None = None,
+    against: str = EXACT,
+    against_model: str | None = None,
+    manifest: str | None = None,
+    num_clips: int | None = None,
+    console: Console,
+    command: str = "vgbatch verify",
+    factory: RendererFactory | None = None,
+) -> Verification:
+    """Compare settings.model in settings.preset with against_model, or itself, in the preset `against`.
+
+    lora: of both sides; for `turbo` it is the few-step one, which the guided reference goes without.
+    manifest: a prompt set of our own unless given. num_clips: its first ones. factory: makes a worker's
+    renderer; the engine unless given. Takes the lock of settings.out and settings.ledger, and records the
+    verdict there.
+    Raises UsageError, ModelError, ManifestError, LedgerError, Busy, RunError.
+    """
+    _require_preset(against)
+    verification_id = new_run_id()
+    require_writable(settings.out)
+    require_writable(settings.ledger.parent)
+    with run_lock(out=settings.out, ledger=settings.ledger, run_id=verification_id):
+        ledger = Ledger(settings.ledger)
+        ledger.create()
+        models = find_models(settings)
+        prompts = _find_prompts(settings, manifest, num_clips, models=models)
+        few_step_alone = settings.preset == TURBO and against != TURBO
+        reference, candidate = _read_sides(
+            prompts,
+            reference=(against_model or settings.model, None if few_step_alone else lora, against),
+            candidate=(settings.model, lora, settings.preset),
+            settings=settings,
+            models=models,
+            console=console,
+        )
+        for text in models.announcements():
+            line(console, text)
+        session = _Session(
+            settings=settings,
+            models=models,
+            console=console,
+            command=command,
+            factory=factory,
+            prompts=prompts,
+        )
+        facts = session.compare(reference, candidate)
+        if facts.get("stopped_by"):
+            return Verification(passed=False, exit_code=facts.pop("exit_code"), facts=facts)
+        facts = {
+            "verification_id": verification_id,
+            "verified_at": datetime.now(UTC).isoformat(),
+            "prompts": prompts.name,
+            "numerics": NUMERICS,
+            **facts,
+        }
+        _write(facts, settings=settings)
+        ledger.add_verification(_row(facts))
+        return Verification(passed=facts["passed"], exit_code=0 if facts["passed"] else 3, facts=facts)
+
+
+def _require_preset(name: str) -> None:
+    if name not in PRESETS:
+        near = get_close_matches(name, PRESETS, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"--against: {name}", hint=f"valid: {', '.join(PRESETS)}{meant}")
+
+
+# ---- prompts and sides ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prompts:
+    """rows: as of a manifest. truths: what clips must show, by id, where that is known."""
+
+    name: str
+    rows: pa.Table
+    truths: Mapping[str, Case]
+
+
+def _find_prompts(
+    settings: Settings, manifest: str | None, num_clips: int | None, *, models: Models
+) -> _Prompts:
+    if manifest is not None:
+        return _Prompts(name=manifest, rows=_manifest_rows(manifest, num_clips), truths={})
+    weights = Weights(settings.model)
+    models.spec(weights)  # or the error that says why there is no such model
+    if not understands_captions(models.sources()[weights].folder):
+        return _prompts_of(varied_prompts(num_clips), name="varied prompts")
+    captions = held_out_captions(num_clips or DEFAULT_CAPTION_CLIPS)
+    return _prompts_of(captions, name="held-out captions")
+
+
+def _prompts_of(prompts: Sequence[Prompt], *, name: str) -> _Prompts:
+    rows = pa.table(
+        {
+            "id": [prompt.id for prompt in prompts],
+            "prompt": [prompt.text for prompt in prompts],
+            "seed": [prompt.seed for prompt in prompts],
+        }
+    )
+    truths = {prompt.id: prompt.truth for prompt in prompts if prompt.truth is not None}
+    return _Prompts(name=name, rows=rows, truths=truths)
+
+
+def _manifest_rows(manifest: str, num_clips: int | None) -> pa.Table:
+    parts = open_parts(manifest)
+    tables = [pa.Table.from_batches(part.batches(), schema=part.schema) for part in parts]
+    rows = pa.concat_tables(tables, promote_options="permissive")
+    return rows if num_clips is None else rows.slice(0, num_clips)
+
+
+def _read_sides(
+    prompts: _Prompts,
+    *,
+    reference: tuple[str, str | None, str],
+    candidate: tuple[str, str | None, str],
+    settings: Settings,
+    models: Models,
+    console: Console,
+) -> tuple[Side, Side]:
+    """reference, candidate: model, LoRA and preset."""
+
+    def read(rows: pa.Table, name: str, side: tuple[str, str | None, str]) -> Side:
+        made = dict(zip(OF_A_SIDE, side, strict=True))
+        found = read_side(rows, name=name, **made, file=prompts.name, settings=settings, models=models)
+        show_rejected(rejected_facts(found.reading.rejected), console)
+        if not found.jobs.num_rows:
+            raise UsageError(
+                f"nothing to compare: the {name} cannot render any row of {prompts.name}",
+                hint="mend the rows named above, or leave the manifest out for prompts of our own",
+            )
+        return found
+
+    first = read(prompts.rows, "reference", reference)
+    # Ids and seeds are a hash of what a row says where it names none: both sides get the same.
+    rows = prompts.rows.take(first.jobs["row"])
+    rows = rows.drop_columns([name for name in ("id", "seed") if name in rows.column_names])
+    rows = rows.append_column("id", first.jobs["id"]).append_column("seed", first.jobs["seed"])
+    return first, read(rows, "candidate", candidate)
+
+
+# ---- rendering and comparing ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Session:
+    """What both sides are rendered and compared with."""
+
+    settings: Settings
+    models: Models
+    console: Console
+    command: str
+    factory: RendererFactory | None
+    prompts: _Prompts
+
+    def compare(self, reference: Side, candidate: Side) -> dict[str, Any]:
+        """The findings, or how it was stopped. Frames are gone when it returns."""
+        folder = _emptied(self.settings.out)
+        frames = folder / "frames"
+        try:
+            rendered = []
+            for side in (reference, candidate):
+                line(self.console, f"{side.name}: {describe(side)}, {side.jobs.num_rows} clips")
+                rendered.append(self._render(side, folder=folder, frames=frames / side.name))
+                if rendered[-1].summary.exit_code > 128:
+                    summary = rendered[-1].summary
+                    return {
+                        "passed": False,
+                        "stopped_by": summary.stopped_by,
+                        "exit_code": summary.exit_code,
+                    }
+            return self._findings(reference, candidate, *rendered)
+        finally:
+            with suppress(OSError):
+                shutil.rmtree(frames)
+
+    def _render(self, side: Side, *, folder: Path, frames: Path) -> Rendered:
+        rendered = render_side(
+            side,
+            settings=self.settings,
+            folder=folder / side.name,
+            frames=frames,
+            models=self.models,
+            console=self.console,
+            command=self.command,
+            factory=self.factory,
+        )
+        if rendered.summary.num_left and rendered.summary.exit_code < 128:
+            raise RunError(f"the {side.name} was not rendered to its end: {rendered.summary.stopped_by}")
+        return rendered
+
+    def _findings(
+        self, reference: Side, candidate: Side, rendered_reference: Rendered, rendered_candidate: Rendered
+    ) -> dict[str, Any]:
+        theirs, ours = _kept(reference, rendered_reference), _kept(candidate, rendered_candidate)
+        both = [id for id in theirs if id in ours]
+        vmaf_note = _vmaf_note([theirs[id] for id in both])
+        pairs = [
+            Pair(
+                id=id,
+                reference=theirs[id],
+                candidate=ours[id],
+                truth=self.prompts.truths.get(id),
+                with_vmaf=vmaf_note is None,
+            )
+            for id in both
+        ]
+        line(self.console, f"comparing {len(pairs)} pairs of clips")
+        evidence = Evidence(
+            reference=reference,
+            candidate=candidate,
+            rendered_reference=rendered_reference,
+            rendered_candidate=rendered_candidate,
+            compared=compare_pairs(pairs),
+            truths=self.prompts.truths,
+            limits=limits_of(
+                candidate.preset,
+                against=reference.preset,
+                same_weights=candidate.revision == reference.revision,
+            ),
+            vmaf_note=vmaf_note,
+            out=self.settings.out,
+        )
+        return {"gpu_name": rendered_candidate.gpu_name, **findings(evidence)}
+
+
+def describe(side: Side) -> str:
+    """`builtin with style.safetensors, fast`."""
+    return f"{Weights(side.model, side.lora)}, {side.preset}"
+
+
+def _emptied(out: Path) -> Path:
+    """The folder for both sides, without what the last verification left. UsageError where it is not ours."""
+    folder = out / FOLDER
+    mark = folder / _MARK
+    if folder.exists() and not mark.exists():
+        raise UsageError(
+            f"not a folder of `vgbatch verify`, which would empty it: {folder}",
+            hint="move it away, or give another one with `--out`",
+        )
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        for name in (FACTS_NAME, PAGE_NAME):
+            (out / name).unlink(missing_ok=True)
+        folder.mkdir()
+        mark.touch()
+    except OSError as error:
+        raise UsageError(
+            f"cannot be emptied ({error.strerror}): {folder}", hint="give another folder with `--out`"
+        ) from error
+    return folder
+
+
+def _kept(side: Side, rendered: Rendered) -> dict[str, KeptClip]:
+    columns = ["id", "width", "height", "num_frames"]
+    return {
+        id: KeptClip(path=rendered.frames[id], width=width, height=height, num_frames=num_frames)
+        for id, width, height, num_frames in zip(
+            *(side.jobs[name].to_pylist() for name in columns), strict=True
+        )
+        if id in rendered.frames
+    }
+
+
+def _vmaf_note(clips: Sequence[KeptClip]) -> str | None:
+    """Why there is no VMAF; None where there is."""
+    if not any(min(clip.width, clip.height) >= LEAST_SIDE for clip in clips):
+        return f"VMAF says nothing of clips below {LEAST_SIDE}p"
+    return None if has_vmaf() else "no VMAF: this ffmpeg has no libvmaf filter"
+
+
+# ---- what is kept -----------------------------------------------------------------------------------
+
+
+def _write(facts: Mapping[str, Any], *, settings: Settings) -> None:
+    try:
+        text = json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
+        (settings.out / FACTS_NAME).write_text(text + "\n", encoding="utf-8")
+        write_page(facts, settings.out / PAGE_NAME)
+    except OSError as error:
+        raise RunError(f"the result cannot be written to {settings.out}: {error.strerror}") from error
+
+
+def _row(facts: Mapping[str, Any]) -> VerificationRow:
+    candidate, reference = facts["candidate"], facts["reference"]
+    figures = {name: value for name, value in facts.items() if name != "clips"}
+    return VerificationRow(
+        verification_id=facts["verification_id"],
+        model=candidate["model"],
+        model_revision=candidate["revision"],
+        lora=candidate["lora"],
+        preset=candidate["preset"],
+        reference_model=reference["model"],
+        reference_revision=reference["revision"],
+        reference_lora=reference["lora"],
+        reference_preset=reference["preset"],
+        numerics=facts["numerics"],
+        gpu_name=facts["gpu_name"],
+        num_clips=facts["num_clips"],
+        passed=facts["passed"],
+        result=json.dumps(figures, ensure_ascii=False, allow_nan=False),
+        verified_at=datetime.fromisoformat(facts["verified_at"]),
+    )

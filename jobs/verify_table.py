@@ -1,0 +1,136 @@
+"""What `vgbatch verify` prints for people; the facts are those of `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs.terminal import line
+from jobs.views import counted
+from manifests.job import Weights
+
+# By name of the facts: what people call it, and with how many digits.
+LIKENESS = {
+    "psnr_db": ("PSNR, dB", 2),
+    "ssim": ("SSIM", 4),
+    "vmaf": ("VMAF", 1),
+    "flicker_ratio": ("flicker, of the reference's", 3),
+}
+_AS_SHARES = ("adherence lost", "adherence lost, 95 % bound")
+_AT_LEAST = ("compared clips", "median PSNR, dB", "median SSIM")
+
+
+def show_verification(facts: Mapping[str, Any], console: Console, *, page: Path) -> None:
+    """facts: of a Verification."""
+    if facts.get("stopped_by"):
+        line(console, f"stopped by {facts['stopped_by']}: nothing is verified, the same command begins anew")
+        return
+    line(console, f"{headline(facts)}, on {facts['gpu_name']}")
+    if facts["adherence"]:
+        console.print(_adherence_table(facts["adherence"]))
+    if any(facts[name] for name in LIKENESS):
+        console.print(_likeness_table(facts))
+    console.print(_check_table(facts["checks"]))
+    for note in notes(facts):
+        line(console, note)
+    line(console, f"{verdict(facts)}; the clips side by side, worst first: {page}")
+
+
+def headline(facts: Mapping[str, Any]) -> str:
+    """Who is compared with whom, on what."""
+    candidate, reference = (_side(facts[name]) for name in ("candidate", "reference"))
+    clips = counted(facts["num_clips"], "clip", "clips")
+    return f"{candidate} against {reference}: {clips} of {facts['prompts']}"
+
+
+def _side(side: Mapping[str, Any]) -> str:
+    return f"{Weights(side['model'], side['lora'])}, {side['preset']} ({side['revision'][:12]})"
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """`passed`, or what failed."""
+    failed = [check for check in facts["checks"] if check["passed"] is False]
+    return f"failed: {', '.join(check['name'] for check in failed)}" if failed else "passed"
+
+
+def notes(facts: Mapping[str, Any]) -> list[str]:
+    """What stands in no table."""
+    found = [
+        f"{check['name']} was not asked for: {check['note']}" for check in facts["checks"] if check["note"]
+    ]
+    if facts["num_identical"]:
+        found.append(f"{facts['num_identical']} of {facts['num_clips']} clips are equal to the last bit")
+    if facts["num_left_out"]:
+        left_out = counted(facts["num_left_out"], "prompt", "prompts")
+        found.append(f"{left_out} left out: the reference has no clip of them")
+    if facts["vmaf_note"]:
+        found.append(facts["vmaf_note"])
+    skipped_frac = facts["candidate"]["skipped_frac"]
+    if skipped_frac:
+        found.append(f"steps that the candidate did not compute: {skipped_frac:.1%}")
+    times = [facts[name]["clip_s"] for name in ("reference", "candidate")]
+    if all(times):
+        found.append(f"seconds of a device for a clip: {times[0]:.3g} reference, {times[1]:.3g} candidate")
+    return found
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    return table
+
+
+def _adherence_table(adherence: Mapping[str, Any]) -> Table:
+    table = _table("shows what it should", "reference", "candidate", "difference, points", "95 % interval")
+    for aspect, shares in adherence.items():
+        table.add_row(
+            aspect,
+            f"{shares['reference_frac']:.1%}",
+            f"{shares['candidate_frac']:.1%}",
+            points(shares["difference_frac"]),
+            f"{points(shares['low_frac'])} to {points(shares['high_frac'])}",
+        )
+    return table
+
+
+def _likeness_table(facts: Mapping[str, Any]) -> Table:
+    table = _table("likeness", "median", "least", "most")
+    for name, (label, digits) in LIKENESS.items():
+        if spread := facts[name]:
+            table.add_row(label, *(figure(spread[column], digits) for column in ("median", "least", "most")))
+    return table
+
+
+def _check_table(checks: list[dict[str, Any]]) -> Table:
+    table = _table("gate", "measured", "limit", "")
+    for check in checks:
+        table.add_row(*check_cells(check))
+    return table
+
+
+def check_cells(check: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Name, measured, limit and verdict."""
+    name, value, limit = check["name"], check["value"], check["limit"]
+    if name in _AS_SHARES:
+        shown = "n/a" if value is None else f"{value * 100:.1f} points"
+        limit_text = f"at most {limit * 100:g} points"
+    else:
+        # Only a PSNR has no finite number: of equal clips.
+        shown = "equal" if value is None else f"{value:.4g}"
+        limit_text = f"at least {limit:g}" if name in _AT_LEAST else f"{limit:g}"
+    return name, shown, limit_text, {True: "passed", False: "FAILED", None: "not asked"}[check["passed"]]
+
+
+def points(fraction: float) -> str:
+    """`+0.5`: of a hundred."""
+    return f"{fraction * 100:+.1f}"
+
+
+def figure(value: float | None, digits: int) -> str:
+    """Only a PSNR of equal clips has no finite value."""
+    return "equal" if value is None else f"{value:.{digits}f}"

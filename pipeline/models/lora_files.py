@@ -1,0 +1,136 @@
+"""From what a manifest says of LoRAs to their files, checked as far as is possible without torch.
+
+A LoRA is a safetensors file; or a folder with one, or with one for each expert of a model that has two, named
+after `high_noise` and `low_noise`; or a hub id with a file or folder of its repository, such as
+`org/name@revision:folder`. Several are joined by commas, and `=0.8` behind one is its strength.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+
+from manifests.errors import ModelError
+from pipeline.config import LoraSource
+from pipeline.models.hub import fetch_configs, parse_hub_id
+from pipeline.sampling.recipes import FILE_NAME, Recipe, published_recipe, read_recipe
+
+_VALID = "a LoRA is a .safetensors file, a folder with one, or a hub id such as org/name@revision:file"
+_MOST_STRENGTH = 100
+_USUAL_NAME = "pytorch_lora_weights.safetensors"
+_EXPERTS = ("high_noise", "low_noise")
+_MARKS = ("lora_A", "lora_down", "lora.down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLora:
+    """recipe: where the LoRA is a few-step one."""
+
+    source: LoraSource
+    recipe: Recipe | None
+
+
+def find_loras(text: str) -> list[FoundLora]:
+    """Every LoRA of a `lora` column. Raises ModelError."""
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        raise ModelError(f"a comma without a LoRA on both sides: {text}", hint=_VALID)
+    return [find_lora(entry) for entry in entries]
+
+
+def find_lora(entry: str) -> FoundLora:
+    """One LoRA, as written. Raises ModelError."""
+    name, strength = _split_strength(entry)
+    if (path := _local(name)) is not None:
+        return _from_path(path, label=name, strength=strength)
+    repo, _, part = name.partition(":")
+    if (hub_id := parse_hub_id(repo)) is None or name.startswith("."):
+        raise ModelError(f"no such file or folder, and not a hub id: {name}", hint=_VALID)
+    return _from_hub(*hub_id, part=part, label=name, strength=strength)
+
+
+def _split_strength(entry: str) -> tuple[str, float]:
+    name, equals, number = entry.rpartition("=")
+    if not equals or _local(entry) is not None:
+        return entry, 1.0
+    try:
+        strength = float(number)
+    except ValueError:
+        strength = math.nan
+    if not 0 < abs(strength) <= _MOST_STRENGTH:
+        raise ModelError(
+            f"strength `{number}` of a LoRA: {entry}", hint=f"a number other than 0, at most {_MOST_STRENGTH}"
+        )
+    return name.strip(), strength
+
+
+def _local(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path.absolute() if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, `~` without a home
+        return None
+
+
+def _from_path(path: Path, *, label: str, strength: float) -> FoundLora:
+    folder = path if path.is_dir() else path.parent
+    names = (
+        [path.name] if path.is_file() else [file.name for file in sorted(path.iterdir()) if file.is_file()]
+    )
+    files = [folder / name for name in _chosen(names, label=label)]
+    for file in files:
+        _require_lora(file)
+    recipe = folder / FILE_NAME
+    source = LoraSource(files=tuple(files), strength=strength, revision=_revision(files))
+    return FoundLora(source=source, recipe=read_recipe(recipe) if recipe.is_file() else None)
+
+
+def _from_hub(repo: str, revision: str | None, *, part: str, label: str, strength: float) -> FoundLora:
+    snapshot = fetch_configs(repo, revision=revision)
+    folder = part.strip("/")
+    inside = [name for name in snapshot.files if name == folder or name.rpartition("/")[0] == folder]
+    names = _chosen(sorted(inside), label=label)
+    source = LoraSource(
+        files=tuple(map(Path, names)),
+        strength=strength,
+        revision=f"{snapshot.commit}:{','.join(names)}",
+        hub_id=repo,
+    )
+    return FoundLora(source=source, recipe=published_recipe(repo))
+
+
+def _chosen(names: Sequence[str], *, label: str) -> list[str]:
+    """The file for all experts, or that of each, in their order."""
+    files = [name for name in names if name.endswith(".safetensors")]
+    usual = [name for name in files if name.rpartition("/")[2] == _USUAL_NAME]
+    if len(files) == 1 or usual:
+        return usual or files
+    of_experts = [[name for name in files if expert in name.lower()] for expert in _EXPERTS]
+    if all(len(found) == 1 for found in of_experts):
+        return [found[0] for found in of_experts]
+    raise ModelError(f"{len(files)} safetensors files, so none is the LoRA: {label}", hint=_VALID)
+
+
+def _require_lora(file: Path) -> None:
+    """Raises ModelError for a file without low-rank updates."""
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(size, file.stat().st_size)))
+        names = [name for name in header if any(mark in name for mark in _MARKS)]
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"not a safetensors file, or cut short: {file}", hint=_VALID) from error
+    if not names:
+        raise ModelError(f"no low-rank updates in it: {file}", hint=_VALID)
+
+
+def _revision(files: Sequence[Path]) -> str:
+    digests = []
+    for file in files:
+        with file.open("rb") as stream:
+            digests.append(file_digest(stream, "sha256").hexdigest())
+    return ",".join(digests)
