@@ -60,7 +60,10 @@ ModelOpt = Annotated[
         "--model", help="Alias, local folder, or hub id with @revision (default: the built-in model)."
     ),
 ]
-PresetOpt = Annotated[str | None, typer.Option("--preset", help="Default preset of rows (default: exact).")]
+PresetOpt = Annotated[
+    str | None,
+    typer.Option("--preset", help="Default preset of rows: exact, fast or turbo (default: exact)."),
+]
 CrfOpt = Annotated[int | None, typer.Option("--crf", help="libx264 quality, 1 (best) to 51 (default: 18).")]
 EncoderPresetOpt = Annotated[
     str | None, typer.Option("--encoder-preset", help="libx264 preset (default: medium).")
@@ -366,7 +369,7 @@ def verify(
     devices: DevicesOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Render the same prompts and noise twice, compare the clips, and say whether a preset's gate is passed."""
+    """Render the same prompts and noise twice, and say whether the clips pass a preset's gate."""
     from jobs.verify import PAGE_NAME
     from jobs.verify import verify as run_verify
     from jobs.verify_table import show_verification
@@ -567,10 +570,14 @@ def models_promote(
 ) -> None:
     """Point an alias at another revision, if `verify` finds it no worse than the one in use."""
     from jobs.registry import promote
-    from jobs.verify import verify
+    from jobs.verify import PAGE_NAME
+    from jobs.verify import verify as run_verify
+    from jobs.verify_table import show_verification
 
     settings = _settings(out=out, ledger=ledger, preset=preset, devices=devices)
-    made = promote(alias, model, settings=settings, verify=verify, console=_messages(), force=force)
+    made = promote(alias, model, settings=settings, verify=run_verify, console=_messages(), force=force)
+    if made.verification is not None and not as_json:
+        show_verification(made.verification.facts, _output(), page=settings.out / PAGE_NAME)
     raise typer.Exit(_show_change(made, as_json=as_json))
 
 

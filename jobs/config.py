@@ -20,6 +20,7 @@ from cost.prices import Prices
 from jobs import kinds
 from jobs.kinds import FILE_RANK, PREFIX, Value, shown
 from manifests.errors import UsageError
+from manifests.presets import PRESETS
 
 FILE_NAME = "vgbatch.toml"
 FILE_VARIABLE = "VGBATCH_CONFIG"
@@ -191,7 +192,7 @@ _SETTINGS: dict[str, Callable[[Value], Any]] = {
     "out": kinds.path,
     "ledger": kinds.path,
     "model": kinds.model,
-    "preset": kinds.one_of(*kinds.PRESETS),
+    "preset": kinds.one_of(*PRESETS),
     "crf": kinds.crf,
     "encoder_preset": kinds.one_of(*kinds.ENCODER_PRESETS),
     "strict": kinds.switch,

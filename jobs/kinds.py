@@ -19,7 +19,7 @@ from manifests.errors import UsageError
 
 PREFIX = "VGBATCH_"
 FILE_RANK = 2
-PRESETS = ("exact",)
+
 ENCODER_PRESETS = (
     "ultrafast",
     "superfast",

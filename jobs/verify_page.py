@@ -1,5 +1,4 @@
-"""One page with pairs of clips side by side, the worst first. It needs neither network nor server: the clips lie
-in a folder beside it."""
+"""One page with pairs of clips side by side, the worst first. It needs no network: the clips lie beside it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LIKENESS = {
     "psnr_db": ("PSNR, dB", 2),
     "ssim": ("SSIM", 4),
     "vmaf": ("VMAF", 1),
-    "flicker_ratio": ("flicker, of the reference's", 3),
+    "flicker_ratio": ("flicker ratio", 3),
 }
 _AS_SHARES = ("adherence lost", "adherence lost, 95 % bound")
 _AT_LEAST = ("compared clips", "median PSNR, dB", "median SSIM")

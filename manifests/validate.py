@@ -246,17 +246,15 @@ def _reject_guided_few_steps(rows: Rows, models: RowModels, steps: Given, guidan
     rows.reject(
         is_few_step & steps.given & (steps.values != models.each("default_steps")),
         "steps",
-        lambda i: f"{_few_step(models, i)} takes exactly {models.spec(i).default_steps} steps; leave it null",
+        lambda i: (
+            f"{models.spec(i).few_step} takes exactly {models.spec(i).default_steps} steps; leave it null"
+        ),
     )
     rows.reject(
         is_few_step & guidance.given & (guidance.values > 1),
         "guidance_scale",
-        lambda i: f"{_few_step(models, i)} was trained to go without guidance; leave it null",
+        lambda i: f"{models.spec(i).few_step} was trained to go without guidance; leave it null",
     )
-
-
-def _few_step(models: RowModels, row: int) -> str:
-    return f"the few-step recipe {models.spec(row).few_step}"
 
 
 def _guidance(rows: Rows, name: str) -> Given:

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import jobs.verify
+import jobs.verify_table
 from jobs.aliases import read_aliases
 from jobs.cli import app
 from jobs.config import Settings
@@ -530,20 +531,28 @@ def test_an_alias_s_life_on_the_command_line(
 ) -> None:
     verify = FakeVerifier(exit_code=3)
     monkeypatch.setattr(jobs.verify, "verify", verify)
+    monkeypatch.setattr(jobs.verify_table, "show_verification", lambda facts, console, page: print(facts))
     first, second = revision_of(a)[:12], revision_of(b)[:12]
     assert models("add", "prod", "./a") == (0, f"prod points at {a} (revision {first}): added\n")
-    code, out = models("promote", "prod", "./b", "--preset", "exact")
-    assert (code, "not promoted, the candidate is worse" in out) == (3, True)
+    code, out = models("promote", "prod", "./b", "--preset", "fast")
+    assert (code, out.splitlines()) == (
+        3,
+        [
+            "{'passed': False}",
+            f"not promoted, the candidate is worse: prod points at {a} (revision {first}); "
+            "`--force` promotes it all the same",
+        ],
+    )
     code, facts = models_json("promote", "prod", "./b")
     assert (code, facts["changed"], facts["target"]) == (3, False, str(a))
     assert facts["verification"] == {"passed": False}
     code, out = models("promote", "prod", "./b", "--force")
-    assert (code, out.strip()) == (
+    assert (code, out.splitlines()[1]) == (
         0,
         f"prod points at {b} (revision {second}): promoted, forced, before {a} (revision {first})",
     )
     assert models("promote", "prod", "./b")[0] == 0
-    assert verify.compared == [(str(b), str(a), "exact", "exact")] * 3
+    assert verify.compared == [(str(b), str(a), preset, preset) for preset in ("fast", "exact", "exact")]
     code, facts = models_json("rollback", "prod")
     assert (code, facts["target"], facts["before"]["target"]) == (0, str(a), str(b))
     code, facts = models_json("history", "prod")

@@ -84,5 +84,5 @@ def test_few_step_weights_refuse_guidance_and_other_steps(tmp_path: Path) -> Non
         0: "ok", 1: "ok", 2: "steps", 3: "guidance_scale", 4: "ok", 5: "ok", 6: "ok"
     }  # fmt: skip
     reasons = reading.rejected["reason"].to_pylist()
-    assert "the few-step recipe the student takes exactly 4 steps" in reasons[0]
+    assert "the student takes exactly 4 steps" in reasons[0]
     assert "without guidance" in reasons[1]

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TARGET = Path(__file__).with_name("demo.parquet")
-STEPS = 20
 FPS = 8
 
 # prompt, width, height, num_frames, customer, price
@@ -42,7 +41,6 @@ def demo_table() -> pa.Table:
             "height": pa.array(heights, pa.int32()),
             "num_frames": pa.array(frames, pa.int32()),
             "fps": pa.array([FPS] * len(ROWS), pa.float64()),
-            "steps": pa.array([STEPS] * len(ROWS), pa.int32()),
             "seed": pa.array(range(1001, 1001 + len(ROWS)), pa.int64()),
             "price": pa.array([Decimal(price) for price in prices], pa.decimal128(18, 6)),
             "customer": list(customers),

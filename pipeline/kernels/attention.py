@@ -74,11 +74,11 @@ def _cudnn(q_BNHK: torch.Tensor, k_BMHK: torch.Tensor, v_BMHK: torch.Tensor) -> 
 
 
 def _flash3(q_BNHK: torch.Tensor, k_BMHK: torch.Tensor, v_BMHK: torch.Tensor) -> torch.Tensor:
-    return _flash3_forward()(q_BNHK, k_BMHK, v_BMHK, softmax_scale=q_BNHK.shape[-1] ** -0.5, num_splits=1)[0]
+    return flash3_forward()(q_BNHK, k_BMHK, v_BMHK, softmax_scale=q_BNHK.shape[-1] ** -0.5, num_splits=1)[0]
 
 
 @cache
-def _flash3_forward() -> Callable[..., tuple[torch.Tensor, ...]]:
+def flash3_forward() -> Callable[..., tuple[torch.Tensor, ...]]:
     # The operator beneath flash_attn_func, whose autograd wrapper costs a launch-bound forward its time.
     from fa3_fwd_interface import _flash_attn_forward
 

@@ -27,15 +27,278 @@ _TOKENS_PER_PROGRAM = 5 * _KEY_STEP
 
 
 class Fp8Norms(NamedTuple):
-    """Of queries and keys: weights_2D in fp32, over the scale of their head; score_scales_H is both scales' product."""
+    """Weights of the norms of queries and keys in fp32, over their heads' scales; those multiplied."""
 
     weights_2D: torch.Tensor
     score_scales_H: torch.Tensor
 
 
 class Fp8Qkv(NamedTuple):
-    """values_BN3D: e4m3, to be attended with Fp8Norms' scales. The result times v_scales plus v_means is attention's."""
+    """Queries, keys and values in e4m3. Attention's output is that of these values, times scales, plus means."""
 
     values_BN3D: torch.Tensor
     v_scales_B1D: torch.Tensor
     v_means_B1D: torch.Tensor
+
+
+def fp8_norms(q_weight: torch.Tensor, k_weight: torch.Tensor, *, num_heads: int) -> Fp8Norms:
+    """weights: (D,), as qk_norm_rope_ takes them."""
+    weights_2HK = torch.stack([q_weight, k_weight]).float().unflatten(1, (num_heads, -1))
+    # A channel of a normed row is at most sqrt(D), and turning a pair keeps its length; a centred key is the
+    # difference of two.
+    bounds_2 = len(q_weight) ** 0.5 * weights_2HK.new_tensor([1.0, 2.0])
+    scales_2H = weights_2HK.abs().amax(2).clamp(min=SMALLEST) * bounds_2[:, None] / LARGEST
+    return Fp8Norms((weights_2HK / scales_2H[..., None]).flatten(1), scales_2H.prod(0))
+
+
+def fp8_qkv(
+    qkv_BN3D: torch.Tensor, *, weights_2D: torch.Tensor, eps: float, num_heads: int, rope: Rope
+) -> Fp8Qkv:
+    """qk_norm_rope of queries and keys, all three centred and in e4m3.
+
+    qkv: contiguous, (B, N, 3 * D). weights: of fp8_norms. Moves 4.2 * B * N * D values of qkv's dtype and 3 of a
+    byte: reads values and a sample of keys for their means, then all of it, and writes the result.
+    """
+    values_BN3D, affine_B2D = _fp8_qkv_op(qkv_BN3D, weights_2D, eps, num_heads, *rope)
+    return Fp8Qkv(values_BN3D, affine_B2D[:, :1], affine_B2D[:, 1:])
+
+
+def plain_fp8_qkv(
+    qkv_BN3D: torch.Tensor,
+    weights_2D: torch.Tensor,
+    eps: float,
+    num_heads: int,
+    cos_N1R: torch.Tensor,
+    sin_N1R: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q_BND, k_BND, v_BND = qkv_BN3D.float().chunk(3, dim=-1)
+    q_BND, k_BND = (
+        qk_norm_rope(x_BND, weight=weight, eps=eps, num_heads=num_heads, rope=(cos_N1R, sin_N1R)).flatten(2)
+        for x_BND, weight in zip((q_BND, k_BND), weights_2D, strict=True)
+    )
+    k_BND = k_BND - k_BND[:, ::_KEY_STEP].mean(1, keepdim=True)
+    v_means_B1D = v_BND.mean(1, keepdim=True)
+    v_BND = v_BND - v_means_B1D
+    v_scales_B1D = v_BND.abs().amax(1, keepdim=True).clamp(min=SMALLEST) / LARGEST
+    values_BN3D = torch.cat([q_BND, k_BND, v_BND * (1 / v_scales_B1D)], dim=-1)
+    return to_e4m3(values_BN3D), torch.cat([v_scales_B1D, v_means_B1D], dim=1)
+
+
+def triton_fp8_qkv(
+    qkv_BN3D: torch.Tensor,
+    weights_2D: torch.Tensor,
+    eps: float,
+    num_heads: int,
+    cos_N1R: torch.Tensor,
+    sin_N1R: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    clips, tokens, width = qkv_BN3D.shape
+    channels = width // 3
+    half = channels // num_heads // 2
+    assert all(tensor.is_contiguous() for tensor in (qkv_BN3D, weights_2D, cos_N1R, sin_N1R))
+    assert weights_2D.shape == (2, channels)
+    assert cos_N1R.shape == sin_N1R.shape == (tokens, 1, half)
+    (row_programs, _), tile = row_launch(qkv_BN3D, channels=channels)
+    num_parts = -(-tokens // _TOKENS_PER_PROGRAM)
+    fp32 = {"dtype": torch.float32, "device": qkv_BN3D.device}
+    partials_BP4D = torch.empty((clips, num_parts, 4, channels), **fp32)
+    _partials_kernel[num_parts, clips](
+        qkv_BN3D,
+        weights_2D,
+        cos_N1R,
+        sin_N1R,
+        partials_BP4D,
+        tokens,
+        eps,
+        D=channels,
+        R=half,
+        BLOCK_D=tile["BLOCK_D"],
+        STEP=_KEY_STEP,
+        NUM_STEPS=_TOKENS_PER_PROGRAM // _KEY_STEP,
+        num_warps=max(
+            1, tile["BLOCK_D"] // 512
+        ),  # 16 channels a thread, of each of which it keeps four values
+    )
+    affine_B2D = torch.empty((clips, 2, channels), **fp32)
+    inner_B2D = torch.empty((clips, 2, channels), **fp32)
+    _means_kernel[-(-channels // 32), clips](
+        partials_BP4D,
+        affine_B2D,
+        inner_B2D,
+        num_parts,
+        tokens,
+        D=channels,
+        STEP=_KEY_STEP,
+        BLOCK_P=64,
+        BLOCK_C=32,
+    )
+    values_BN3D = torch.empty_like(qkv_BN3D, dtype=fp8_rows.E4M3)
+    _cast_kernel[row_programs, clips, 3](
+        qkv_BN3D,
+        weights_2D,
+        cos_N1R,
+        sin_N1R,
+        affine_B2D,
+        inner_B2D,
+        values_BN3D,
+        tokens,
+        eps,
+        D=channels,
+        R=half,
+        **tile,
+    )
+    return values_BN3D, affine_B2D
+
+
+_fp8_qkv_op = torch.library.custom_op(
+    "vgbatch::fp8_qkv", triton_fp8_qkv, mutates_args=(), device_types="cuda"
+)
+_fp8_qkv_op.register_kernel("cpu", plain_fp8_qkv)
+
+
+@_fp8_qkv_op.register_fake
+def _values_and_affine(
+    qkv_BN3D: torch.Tensor, weights_2D: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    affine_B2D = weights_2D.new_empty((len(qkv_BN3D), *weights_2D.shape))
+    return torch.empty_like(qkv_BN3D, dtype=fp8_rows.E4M3), affine_B2D
+
+
+@jit
+def _partials_kernel(
+    qkv_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    partials_ptr: tl.tensor,
+    num_tokens: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    STEP: tl.constexpr,
+    NUM_STEPS: tl.constexpr,
+) -> None:
+    """Of a few tokens: the sum of every STEP-th key, then sum, least and largest of values."""
+    part = tl.program_id(0)
+    clip = tl.program_id(1).to(tl.int64)
+    channels = tl.arange(0, BLOCK_D)[None, :]
+    weight = tl.load(weights_ptr + D + channels, mask=channels < D, other=0.0)
+    k_sum = tl.zeros([1, BLOCK_D], tl.float32)
+    v_sum = tl.zeros([1, BLOCK_D], tl.float32)
+    lowest = tl.full([1, BLOCK_D], float("inf"), tl.float32)
+    highest = tl.full([1, BLOCK_D], float("-inf"), tl.float32)
+    for step in range(NUM_STEPS):
+        first = (part * NUM_STEPS + step) * STEP
+        k_ptrs = qkv_ptr + (clip * num_tokens + first) * (3 * D) + D + channels
+        inside = (first < num_tokens) & (channels < D)
+        k = tl.load(k_ptrs, mask=inside, other=0.0).to(tl.float32)
+        token = first + tl.zeros([1, 1], tl.int32)
+        k_sum += normed_and_rotated(k, weight, cos_ptr, sin_ptr, token, num_tokens, eps, D, R)
+        for other in tl.static_range(STEP):
+            used = (first + other < num_tokens) & (channels < D)
+            v = tl.load(k_ptrs + D + other * 3 * D, mask=used, other=0.0).to(tl.float32)
+            v_sum += v
+            lowest = tl.where(used, tl.minimum(lowest, v), lowest)
+            highest = tl.where(used, tl.maximum(highest, v), highest)
+    out_ptrs = partials_ptr + (clip * tl.num_programs(0) + part) * (4 * D) + channels
+    tl.store(out_ptrs, k_sum, mask=channels < D)
+    tl.store(out_ptrs + D, v_sum, mask=channels < D)
+    tl.store(out_ptrs + 2 * D, lowest, mask=channels < D)
+    tl.store(out_ptrs + 3 * D, highest, mask=channels < D)
+
+
+@jit
+def _means_kernel(
+    partials_ptr: tl.tensor,
+    affine_ptr: tl.tensor,
+    inner_ptr: tl.tensor,
+    num_parts: tl.tensor,
+    num_tokens: tl.tensor,
+    D: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+) -> None:
+    """Scales and means of values; means of keys, and what centred values are multiplied by."""
+    clip = tl.program_id(1).to(tl.int64)
+    channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    k_sums = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    v_sums = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    lowest = tl.full([BLOCK_P, BLOCK_C], float("inf"), tl.float32)
+    highest = tl.full([BLOCK_P, BLOCK_C], float("-inf"), tl.float32)
+    for start in range(0, num_parts, BLOCK_P):
+        parts = start + tl.arange(0, BLOCK_P)[:, None]
+        inside = (parts < num_parts) & (channels < D)[None, :]
+        ptrs = partials_ptr + (clip * num_parts + parts) * (4 * D) + channels[None, :]
+        k_sums += tl.load(ptrs, mask=inside, other=0.0)
+        v_sums += tl.load(ptrs + D, mask=inside, other=0.0)
+        lowest = tl.minimum(lowest, tl.load(ptrs + 2 * D, mask=inside, other=float("inf")))
+        highest = tl.maximum(highest, tl.load(ptrs + 3 * D, mask=inside, other=float("-inf")))
+    k_mean = tl.sum(k_sums, axis=0) / tl.cdiv(num_tokens, STEP)
+    v_mean = tl.sum(v_sums, axis=0) / num_tokens
+    largest = tl.maximum(tl.max(highest, axis=0) - v_mean, v_mean - tl.min(lowest, axis=0))
+    scale = tl.div_rn(tl.maximum(largest, 1e-30), 448.0)  # SMALLEST and LARGEST
+    cells = clip * (2 * D) + channels
+    tl.store(affine_ptr + cells, scale, mask=channels < D)
+    tl.store(affine_ptr + D + cells, v_mean, mask=channels < D)
+    tl.store(inner_ptr + cells, k_mean, mask=channels < D)
+    tl.store(inner_ptr + D + cells, tl.div_rn(1.0, scale), mask=channels < D)
+
+
+@jit
+def _cast_kernel(
+    qkv_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    affine_ptr: tl.tensor,
+    inner_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_tokens: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    clip = tl.program_id(1).to(tl.int64)
+    kind = tl.program_id(2)  # queries, keys, values
+    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    channels = tl.arange(0, BLOCK_D)[None, :]
+    inside = (tokens < num_tokens) & (channels < D)
+    cells = (clip * num_tokens + tokens) * (3 * D) + kind * D + channels
+    x = tl.load(qkv_ptr + cells, mask=inside, other=0.0).to(tl.float32)
+    vectors = clip * (2 * D) + channels
+    if kind == 2:
+        mean = tl.load(affine_ptr + D + vectors, mask=channels < D, other=0.0)
+        x = (x - mean) * tl.load(inner_ptr + D + vectors, mask=channels < D, other=0.0)
+    else:
+        weight = tl.load(weights_ptr + kind * D + channels, mask=channels < D, other=0.0)
+        x = normed_and_rotated(x, weight, cos_ptr, sin_ptr, tokens, num_tokens, eps, D, R)
+        if kind == 1:
+            x -= tl.load(inner_ptr + vectors, mask=channels < D, other=0.0)
+    tl.store(out_ptr + cells, x.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@jit
+def normed_and_rotated(
+    x: tl.tensor,
+    weight: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    tokens: tl.tensor,
+    num_tokens: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+    R: tl.constexpr,
+) -> tl.tensor:
+    """qk_norm_rope of fp32 rows x, zero past D, of tokens (ROWS, 1)."""
+    pairs = tl.arange(0, x.shape[1] // 2)[None, :]
+    turned = (tokens < num_tokens) & (pairs < D // 2)
+    angles = tokens * R + pairs % R
+    cos = tl.load(cos_ptr + angles, mask=turned, other=0.0)
+    sin = tl.load(sin_ptr + angles, mask=turned, other=0.0)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight
+    even, odd = tl.split(tl.reshape(normed, [cos.shape[0], cos.shape[1], 2]))
+    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), x.shape)
