@@ -1,4 +1,4 @@
-"""One page with pairs of clips side by side, the worst first. It needs no network: the clips lie beside it."""
+"""One page with pairs of clips side by side, the worst first. It needs no network: the clips lie by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clips are compared on: always the same, each its own, and captions only for a model that reads them."""
+"""What clips are compared on: always the same, each its own, captions only for a model that reads them."""
 
 from __future__ import annotations
 

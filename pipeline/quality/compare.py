@@ -136,13 +136,14 @@ def _num_only_in(candidate: Flags, reference: Flags) -> int:
 
 def _ssim_HW(reference: Frames, candidate: Frames) -> float:
     x, y = reference.astype(np.float32), candidate.astype(np.float32)
-    # Around the middle of the range: fp32 would lose the variance of a bright, flat picture in its squares.
-    x_shifted, y_shifted = x - 128, y - 128
+    # From their own level: fp32 would lose the variance of a bright, flat picture in its squares.
+    level = x.mean()
+    x_shifted, y_shifted = x - level, y - level
     mean_x, mean_y = _blurred(x_shifted), _blurred(y_shifted)
     variance_x = _blurred(x_shifted * x_shifted) - mean_x * mean_x
     variance_y = _blurred(y_shifted * y_shifted) - mean_y * mean_y
     covariance = _blurred(x_shifted * y_shifted) - mean_x * mean_y
-    mean_x, mean_y = mean_x + 128, mean_y + 128
+    mean_x, mean_y = mean_x + level, mean_y + level
     likeness = (2 * mean_x * mean_y + _C1) * (2 * covariance + _C2)
     bound = (mean_x * mean_x + mean_y * mean_y + _C1) * (variance_x + variance_y + _C2)
     return float((likeness / bound).mean(dtype=np.float64))

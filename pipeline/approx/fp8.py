@@ -1,0 +1,195 @@
+"""A transformer whose large products are of 8-bit floats: e4m3, by tensor cores at nearly twice bfloat16's rate.
+
+In a block these are self-attention with its four projections, and both linears of the feed-forward layer: at
+31,248 tokens nine tenths of the arithmetic. Rows are quantised by the op before the product (a norm, GELU,
+attention), weights once. All else stays as it is: embedders, modulation, the first and the last projection, the
+residual stream and its norms, and cross-attention, whose keys are few and whose query decides what is shown.
+
+On a CPU the same values are rounded to e4m3 and multiplied in fp32: what it costs in quality can be seen there,
+not what it gains in time.
+
+Shapes: B clips, N tokens, D channels, H heads of K channels, I and O channels in and out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from pipeline.kernels.affine_norm_fp8 import affine_norm_fp8
+from pipeline.kernels.attention import attention, flash3_version
+from pipeline.kernels.fp8_attention import fp8_attention
+from pipeline.kernels.fp8_linear import fp8_linear, fp8_weight
+from pipeline.kernels.fp8_qkv import fp8_norms, fp8_qkv
+from pipeline.kernels.fp8_rows import Fp8Rows, fp8_rows
+from pipeline.kernels.gated_residual_norm_fp8 import gated_residual_norm_fp8
+from pipeline.kernels.gelu_fp8 import gelu_fp8
+from pipeline.kernels.qk_norm_rope import Rope, qk_norm_rope_
+from pipeline.models.wan_block import Form, Linear, PlainFeedForward, PlainSelfAttention, WanBlock
+from pipeline.models.wan_transformer import Convert
+
+# Blocks that are not converted.
+KEPT_BLOCKS: frozenset[int] = frozenset()
+
+FP8 = Form(norm=affine_norm_fp8, residual_norm=gated_residual_norm_fp8)  # Fp8Rows
+
+_MULTIPLE = 16  # of channels, for tensor cores
+_LEAST_CAPABILITY = (8, 9)
+_HOPPER = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Linear:
+    """weight: (O, I) in e4m3, scales: (1, O) of its rows."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor
+
+    def __call__(self, rows: Fp8Rows) -> torch.Tensor:
+        return fp8_linear(rows, weight=self.weight, scales=self.scales, bias=self.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainMixing:
+    """From one fused projection to what the other reads, by attention in the stream's dtype."""
+
+    num_heads: int
+    eps: float
+    q_norm: torch.Tensor
+    k_norm: torch.Tensor
+
+    def __call__(self, qkv_BN3D: torch.Tensor, rope: Rope, backend: str) -> Fp8Rows:
+        qk_norm_rope_(
+            qkv_BN3D,
+            q_weight=self.q_norm,
+            k_weight=self.k_norm,
+            eps=self.eps,
+            num_heads=self.num_heads,
+            rope=rope,
+        )
+        qkv_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        return fp8_rows(attention(*qkv_BNHK, backend=backend))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Mixing:
+    """The same by attention in e4m3, for which there is one library. weights, score_scales: of fp8_norms."""
+
+    num_heads: int
+    eps: float
+    weights_2D: torch.Tensor
+    score_scales_H: torch.Tensor
+
+    def __call__(self, qkv_BN3D: torch.Tensor, rope: Rope, backend: str) -> Fp8Rows:
+        qkv = fp8_qkv(
+            qkv_BN3D, weights_2D=self.weights_2D, eps=self.eps, num_heads=self.num_heads, rope=rope
+        )
+        mixed_BND = fp8_attention(qkv.values_BN3D, score_scales=self.score_scales_H)
+        return fp8_rows(mixed_BND, weight=qkv.v_scales_B1D, bias=qkv.v_means_B1D)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8SelfAttention:
+    """A SelfAttention."""
+
+    form: ClassVar[Form] = FP8
+
+    qkv: Fp8Linear
+    mixing: PlainMixing | Fp8Mixing
+    out: Fp8Linear
+
+    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
+        return self.out(self.mixing(self.qkv(normed.pop(0)), rope, backend))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8FeedForward:
+    """A FeedForward."""
+
+    form: ClassVar[Form] = FP8
+
+    up: Fp8Linear
+    down: Fp8Linear
+
+    def __call__(self, normed: list[Any]) -> torch.Tensor:
+        return self.down(gelu_fp8(self.up(normed.pop(0))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Support:
+    """What a device computes in e4m3, and why not all of it."""
+
+    linears: bool
+    attention: bool
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """In one line, what becomes of the preset there."""
+        if not self.linears:
+            return f"nothing is in 8 bits: {self.reason}"
+        if not self.attention:
+            return f"linears are in 8 bits, self-attention is not: {self.reason}"
+        return "linears and self-attention are in 8 bits" + (f": {self.reason}" if self.reason else "")
+
+
+def fp8_support(device: str, *, dtype: torch.dtype) -> Fp8Support:
+    """dtype: of the transformer. Initialises CUDA for a card."""
+    if device == "cpu":
+        return Fp8Support(linears=True, attention=True, reason="emulated, rounded to e4m3 and computed in fp32")
+    if dtype != torch.bfloat16:
+        return Fp8Support(linears=False, attention=False, reason=f"{dtype} was asked for, not torch.bfloat16")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        least, own = (".".join(map(str, numbers)) for numbers in (_LEAST_CAPABILITY, capability))
+        reason = f"the card's compute capability is {own}, {least} has it"
+        return Fp8Support(linears=False, attention=False, reason=reason)
+    if capability[0] != _HOPPER:
+        return Fp8Support(linears=True, attention=False, reason="FlashAttention-3 is for Hopper cards")
+    if flash3_version() is None:
+        reason = "FlashAttention-3 is missing, `pip install 'vgbatch[hopper]'` brings it"
+        return Fp8Support(linears=True, attention=False, reason=reason)
+    return Fp8Support(linears=True, attention=True)
+
+
+def fp8_convert(support: Fp8Support, *, kept: frozenset[int] = KEPT_BLOCKS) -> Convert | None:
+    """For a WanTransformer; None where its blocks stay as they are. kept: numbers of blocks that do as well."""
+    if not support.linears:
+        return None
+
+    def convert(number: int, block: WanBlock) -> WanBlock:
+        return block if number in kept else fp8_block(block, with_attention=support.attention)
+
+    return convert
+
+
+def fp8_block(block: WanBlock, *, with_attention: bool = True) -> WanBlock:
+    """A plain block in 8 bits; itself where tensor cores cannot take its sizes. Holds no weight of it twice."""
+    own, feed_forward = block.self_attention, block.feed_forward
+    assert isinstance(own, PlainSelfAttention)
+    assert isinstance(feed_forward, PlainFeedForward)
+    hidden, channels = feed_forward.up.weight.shape
+    if any(size % _MULTIPLE for size in (hidden, channels // own.num_heads)):
+        return block
+    mixing = _fp8_mixing(own) if with_attention else _plain_mixing(own)
+    return replace(
+        block,
+        self_attention=Fp8SelfAttention(qkv=_quantised(own.qkv), mixing=mixing, out=_quantised(own.out)),
+        feed_forward=Fp8FeedForward(up=_quantised(feed_forward.up), down=_quantised(feed_forward.down)),
+    )
+
+
+def _quantised(linear: Linear) -> Fp8Linear:
+    weight, scales = fp8_weight(linear.weight)
+    return Fp8Linear(weight=weight, scales=scales, bias=linear.bias)
+
+
+def _plain_mixing(own: PlainSelfAttention) -> PlainMixing:
+    return PlainMixing(num_heads=own.num_heads, eps=own.eps, q_norm=own.q_norm, k_norm=own.k_norm)
+
+
+def _fp8_mixing(own: PlainSelfAttention) -> Fp8Mixing:
+    norms = fp8_norms(own.q_norm, own.k_norm, num_heads=own.num_heads)
+    return Fp8Mixing(num_heads=own.num_heads, eps=own.eps, **norms._asdict())
