@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jobs.probing import BucketProbe, Probe
 from jobs.terminal import line
-from jobs.views import bucket_settings, counted
+from jobs.views import bucket_names, bucket_settings, counted
 from pipeline.config import NUMERICS
 
 
@@ -58,7 +58,7 @@ def show_probe(facts: Mapping[str, Any], console: Console) -> None:
         line(console, f"{caps} measured on {facts['gpu_name']}, for `run` to use")
     for bucket in buckets:
         if bucket["cap"] is None:
-            line(console, f"no cap for {_label(bucket)}: {bucket['reason']}")
+            line(console, f"no cap for {bucket_names(bucket)[1]}: {bucket['reason']}")
     if facts["stopped_by"]:
         left = counted(facts["left"], "bucket", "buckets")
         line(console, f"stopped by {facts['stopped_by']}: {left} without a cap, the same command begins anew")
@@ -72,7 +72,7 @@ def _table(buckets: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("")
     for bucket in buckets:
-        names = [escape(bucket["model"]), _label(bucket)]
+        names = [escape(name) for name in bucket_names(bucket)]
         for cells in _rows(bucket):
             table.add_row(*names, *cells)
             names = ["", ""]
@@ -91,7 +91,3 @@ def _rows(bucket: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             f"{row['peak_memory_bytes'] / 2**30:.1f}",
             "cap" if row["size"] == bucket["cap"] else "",
         )
-
-
-def _label(bucket: Mapping[str, Any]) -> str:
-    return f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {bucket['steps']} steps"

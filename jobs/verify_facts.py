@@ -131,7 +131,7 @@ def _finite(value: float | None) -> float | None:
 def _clips(evidence: Evidence) -> list[dict[str, Any]]:
     """The worst first: without a clip, black, frozen, showing no longer what it should, then by likeness."""
     compared = {one.id: one for one in evidence.compared}
-    rows = evidence.candidate.jobs.select(["id", "prompt", "seed"]).to_pylist()
+    rows = evidence.candidate.jobs.select(["id", "prompt", "seed", "width", "height"]).to_pylist()
     clips = [_clip(row, compared.get(row["id"]), evidence) for row in rows]
     return sorted(clips, key=_badness, reverse=True)
 

@@ -9,10 +9,23 @@ from typing import Any
 from urllib.parse import quote
 
 from jobs.verify_pairs import ASPECTS
-from jobs.verify_table import LIKENESS, check_cells, figure, headline, notes, points, verdict
+from jobs.verify_table import (
+    ADHERENCE,
+    GATE,
+    LIKENESS,
+    SPREAD,
+    adherence_cells,
+    check_cells,
+    figure,
+    headline,
+    likeness_cells,
+    notes,
+    verdict,
+)
 
 # A phone that has to load more videos than this gives up; all figures are in verify.json.
 MOST_SHOWN = 60
+_SMALL_PIXELS = 320  # of width: several pairs side by side show as much
 
 _STYLE = """
 :root { color-scheme: light dark; --line: light-dark(#d8d8d8, #3c3c3c); --soft: light-dark(#5c5c5c, #a6a6a6);
@@ -23,15 +36,17 @@ body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: light-dark(#
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.3rem; margin: .3rem 0; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .5rem; }
 .passed { color: var(--good); } .failed { color: var(--bad); } .soft { color: var(--soft); font-size: .9rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; margin: .8rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child { text-align: left; overflow-wrap: normal; }
-article { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; margin: .8rem 0;
-  padding: .8rem; }
+main { display: grid; gap: .8rem; }
+main.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); }
+article { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .8rem; }
 article p { margin: .2rem 0; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .6rem; margin-top: .6rem; max-width: 60rem; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .6rem; margin-top: .6rem; }
 figure { margin: 0; } video { width: 100%; display: block; background: #000; border-radius: .25rem; }
-.none { aspect-ratio: 1; display: grid; place-items: center; border: 1px dashed var(--line); padding: .5rem; }
+.none { display: grid; place-items: center; border: 1px dashed var(--line); padding: .5rem; }
 button { font: inherit; padding: .3rem .8rem; margin-top: .6rem; }
 """
 
@@ -51,10 +66,6 @@ def write_page(facts: Mapping[str, Any], path: Path) -> None:
     path.write_text("".join(_page(facts)), encoding="utf-8")
 
 
-_GATE = ("gate", "measured", "limit", "")
-_SHARES = ("shows what it should", "reference", "candidate", "difference, points", "95 % interval")
-
-
 def _page(facts: Mapping[str, Any]) -> Iterator[str]:
     state = "passed" if facts["passed"] else "failed"
     yield "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -62,15 +73,21 @@ def _page(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"<title>{state}: vgbatch verify</title><style>{_STYLE}</style></head><body>\n"
     yield f"<h1><span class='{state}'>{escape(verdict(facts))}</span></h1>"
     yield f"<p>{escape(headline(facts))}</p>"
-    yield f"<p class='soft'>{escape(facts['gpu_name'])}, {escape(facts['verified_at'])}, "
+    day, _, instant = facts["verified_at"].partition("T")
+    yield f"<p class='soft'>{escape(facts['gpu_name'])}, {day} {instant[:5]} UTC, "
     yield f"numerics {escape(facts['numerics'])}, {escape(facts['verification_id'])}</p>\n"
-    yield _table(_GATE, [check_cells(check) for check in facts["checks"]])
+    yield _table(GATE, [check_cells(check) for check in facts["checks"]])
     if facts["adherence"]:
-        yield _table(_SHARES, _shares(facts))
+        yield _table(ADHERENCE, adherence_cells(facts))
+    if likeness := likeness_cells(facts):
+        yield _table(SPREAD, likeness)
     yield from (f"<p class='soft'>{escape(note)}</p>" for note in notes(facts))
     yield f"\n<h2>Clips, worst first</h2>{_how_many(facts)}\n"
-    yield from (_clip(clip) for clip in facts["clips"][:MOST_SHOWN])
-    yield f"<script>{_SCRIPT}</script></body></html>\n"
+    clips = facts["clips"][:MOST_SHOWN]
+    is_small = all(clip["width"] <= _SMALL_PIXELS for clip in clips)
+    yield f"<main{' class=small' if is_small else ''}>\n"
+    yield from (_clip(clip) for clip in clips)
+    yield f"</main><script>{_SCRIPT}</script></body></html>\n"
 
 
 def _how_many(facts: Mapping[str, Any]) -> str:
@@ -86,22 +103,9 @@ def _table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>\n"
 
 
-def _shares(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (
-            aspect,
-            f"{shares['reference_frac']:.1%}",
-            f"{shares['candidate_frac']:.1%}",
-            points(shares["difference_frac"]),
-            f"{points(shares['low_frac'])} to {points(shares['high_frac'])}",
-        )
-        for aspect, shares in facts["adherence"].items()
-    ]
-
-
 def _clip(clip: Mapping[str, Any]) -> str:
     faults = "".join(f" <b class='failed'>{fault}</b>" for fault in _faults(clip))
-    sides = "".join(_side(name, clip[name], clip["truth"]) for name in ("reference", "candidate"))
+    sides = "".join(_side(name, clip) for name in ("reference", "candidate"))
     both = clip["reference"]["file"] and clip["candidate"]["file"]
     button = "<button type='button'>play both</button>" if both else ""
     return (
@@ -128,13 +132,18 @@ def _figures(clip: Mapping[str, Any]) -> str:
     return "".join(f", {escape(label)} {figure(value, digits)}" for label, digits, value in known)
 
 
-def _side(name: str, side: Mapping[str, Any], truth: list[str] | None) -> str:
+def _side(name: str, clip: Mapping[str, Any]) -> str:
+    side = clip[name]
+    # Before a video is loaded nothing else says how tall it is.
+    shape = f"style='aspect-ratio: {clip['width']} / {clip['height']}'"
     if side["file"] is None:
-        shown = f"<div class='none'>{escape(side['reason'] or 'no clip')}</div>"
+        shown = f"<div class='none' {shape}>{escape(side['reason'] or 'no clip')}</div>"
     else:
         source = escape(quote(side["file"]))
-        shown = f"<video src='{source}' controls muted loop playsinline preload='metadata'></video>"
-    return f"<figure><figcaption class='soft'>{name}{_reading(side, truth)}</figcaption>{shown}</figure>"
+        shown = f"<video src='{source}' {shape} controls muted loop playsinline preload='metadata'></video>"
+    return (
+        f"<figure><figcaption class='soft'>{name}{_reading(side, clip['truth'])}</figcaption>{shown}</figure>"
+    )
 
 
 def _reading(side: Mapping[str, Any], truth: list[str] | None) -> str:

@@ -5,12 +5,9 @@ Not those of the MP4s: what libx264 loses at crf 18 can be more than what an app
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,14 +17,12 @@ from jobs.config import LEDGER_NAME, Settings
 from jobs.models import Models
 from jobs.prepare import Selection, read_settings
 from jobs.runner import RunSummary, build_renderer, choose_devices, run
+from jobs.verify_frames import frames_file, keep_frames, read_notes
 from jobs.worker import RendererFactory
-from manifests.errors import VideoError
-from manifests.job import Batch, Bucket
 from manifests.presets import TURBO
 from manifests.reader import Reading, read_parts
 from manifests.sources import Part
 from manifests.table import bucket_from_row
-from pipeline.rendering import Renderer, Rendering
 from storage.embeddings import EmbeddingFolder
 from storage.ledger import Ledger
 
@@ -130,11 +125,11 @@ def render_side(
         manifest=side.name,
         command=command,
         console=console,
-        factory=partial(_keeping, factory=factory, folder=frames),
+        factory=partial(keep_frames, factory=factory, folder=frames),
         warns_of_unverified=False,
     )
     clips = ledger.clips_table(summary.run_id).to_pylist()
-    batches = list(_notes(frames))
+    batches = read_notes(frames)
     return Rendered(
         summary=summary,
         gpu_name=ledger.last_gpu_name() or "",
@@ -166,56 +161,3 @@ def _skipped_frac(batches: Sequence[Mapping[str, float]]) -> float | None:
     num_skipped = sum(batch["steps_skipped"] for batch in batches)
     num_steps = num_skipped + sum(batch["steps_computed"] for batch in batches)
     return num_skipped / num_steps if num_steps else None
-
-
-# ---- in the worker ----------------------------------------------------------------------------------
-
-
-class FrameKeeper:
-    """A Renderer that keeps the frames of another one in files, and notes what each batch took."""
-
-    def __init__(self, renderer: Renderer, *, folder: Path) -> None:
-        self.gpu_name = renderer.gpu_name
-        self._renderer = renderer
-        self._folder = folder
-
-    def encode(self, bucket: Bucket, texts: Sequence[str]) -> None:
-        self._renderer.encode(bucket, texts)
-
-    def render(self, batch: Batch) -> Rendering:
-        rendering = self._renderer.render(batch)
-        try:
-            for clip in rendering.clips:
-                if clip.frames is not None:
-                    clip.frames.tofile(frames_file(self._folder, clip.job_id))
-            _note(rendering, self._folder)
-        except OSError as error:
-            raise VideoError(f"frames cannot be kept in {self._folder}: {error.strerror}") from error
-        return rendering
-
-
-def _keeping(device: str, *, factory: RendererFactory, folder: Path) -> Renderer:
-    return FrameKeeper(factory(device), folder=folder)
-
-
-def frames_file(folder: Path, id: str) -> Path:
-    return folder / f"{sha256(id.encode()).hexdigest()}.i420"
-
-
-def _note(rendering: Rendering, folder: Path) -> None:
-    """A line in a file of this process's own: there may be several."""
-    times = rendering.times
-    entry = {
-        "num_clips": len(rendering.clips),
-        "device_s": times.encode_s + times.denoise_s + times.decode_s,
-        "steps_computed": getattr(rendering, "steps_computed", 0),
-        "steps_skipped": getattr(rendering, "steps_skipped", 0),
-    }
-    with (folder / f"batches-{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
-
-
-def _notes(folder: Path) -> Iterator[dict[str, float]]:
-    for path in folder.glob("batches-*.jsonl"):
-        for text in path.read_text(encoding="utf-8").splitlines():
-            yield json.loads(text)

@@ -20,8 +20,9 @@ LIKENESS = {
     "vmaf": ("VMAF", 1),
     "flicker_ratio": ("flicker ratio", 3),
 }
-_AS_SHARES = ("adherence lost", "adherence lost, 95 % bound")
-_AT_LEAST = ("compared clips", "median PSNR, dB", "median SSIM")
+ADHERENCE = ("shows what it should", "reference", "candidate", "difference, points", "95 % interval")
+SPREAD = ("likeness", "median", "least", "most")
+GATE = ("gate", "measured", "limit", "")
 
 
 def show_verification(facts: Mapping[str, Any], console: Console, *, page: Path) -> None:
@@ -31,10 +32,10 @@ def show_verification(facts: Mapping[str, Any], console: Console, *, page: Path)
         return
     line(console, f"{headline(facts)}, on {facts['gpu_name']}")
     if facts["adherence"]:
-        console.print(_adherence_table(facts["adherence"]))
-    if any(facts[name] for name in LIKENESS):
-        console.print(_likeness_table(facts))
-    console.print(_check_table(facts["checks"]))
+        _show_table(ADHERENCE, adherence_cells(facts), console)
+    if likeness := likeness_cells(facts):
+        _show_table(SPREAD, likeness, console)
+    _show_table(GATE, [check_cells(check) for check in facts["checks"]], console)
     for note in notes(facts):
         line(console, note)
     line(console, f"{verdict(facts)}; the clips side by side, worst first: {page}")
@@ -78,55 +79,53 @@ def notes(facts: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _table(*names: str) -> Table:
+def _show_table(names: tuple[str, ...], rows: list[tuple[str, ...]], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(names):
         table.add_column(name, justify="left" if index == 0 else "right")
-    return table
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
-def _adherence_table(adherence: Mapping[str, Any]) -> Table:
-    table = _table("shows what it should", "reference", "candidate", "difference, points", "95 % interval")
-    for aspect, shares in adherence.items():
-        table.add_row(
+def adherence_cells(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Under ADHERENCE."""
+    return [
+        (
             aspect,
             f"{shares['reference_frac']:.1%}",
             f"{shares['candidate_frac']:.1%}",
-            points(shares["difference_frac"]),
-            f"{points(shares['low_frac'])} to {points(shares['high_frac'])}",
+            _points(shares["difference_frac"]),
+            f"{_points(shares['low_frac'])} to {_points(shares['high_frac'])}",
         )
-    return table
+        for aspect, shares in facts["adherence"].items()
+    ]
 
 
-def _likeness_table(facts: Mapping[str, Any]) -> Table:
-    table = _table("likeness", "median", "least", "most")
-    for name, (label, digits) in LIKENESS.items():
-        if spread := facts[name]:
-            table.add_row(label, *(figure(spread[column], digits) for column in ("median", "least", "most")))
-    return table
+def likeness_cells(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Under SPREAD, of what is known."""
+    return [
+        (label, *(figure(facts[name][column], digits) for column in SPREAD[1:]))
+        for name, (label, digits) in LIKENESS.items()
+        if facts[name]
+    ]
 
 
-def _check_table(checks: list[dict[str, Any]]) -> Table:
-    table = _table("gate", "measured", "limit", "")
-    for check in checks:
-        table.add_row(*check_cells(check))
-    return table
-
-
-def check_cells(check: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Name, measured, limit and verdict."""
-    name, value, limit = check["name"], check["value"], check["limit"]
-    if name in _AS_SHARES:
-        shown = "n/a" if value is None else f"{value * 100:.1f} points"
-        limit_text = f"at most {limit * 100:g} points"
+def check_cells(check: Mapping[str, Any]) -> tuple[str, ...]:
+    """Under GATE."""
+    value, limit, unit = check["value"], check["limit"], check["unit"]
+    if unit == "share":
+        measured = "n/a" if value is None else f"{value * 100:.1f} points"
+        allowed = f"{limit * 100:g} points"
     else:
-        # Only a PSNR has no finite number: of equal clips.
-        shown = "equal" if value is None else f"{value:.4g}"
-        limit_text = f"at least {limit:g}" if name in _AT_LEAST else f"{limit:g}"
-    return name, shown, limit_text, {True: "passed", False: "FAILED", None: "not asked"}[check["passed"]]
+        # Only the PSNR of equal clips has no finite number.
+        measured = "equal" if value is None else f"{value:.4g} {unit}".rstrip()
+        allowed = f"{limit:g} {unit}".rstrip()
+    verdict = {True: "passed", False: "FAILED", None: "not asked"}[check["passed"]]
+    return check["name"], measured, f"{check['relation']} {allowed}", verdict
 
 
-def points(fraction: float) -> str:
+def _points(fraction: float) -> str:
     """`+0.5`: of a hundred."""
     return f"{fraction * 100:+.1f}"
 

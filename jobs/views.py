@@ -20,8 +20,9 @@ from jobs.prepare import Planned
 from jobs.progress import format_duration
 from jobs.runner import RunSummary
 from jobs.terminal import line
-from manifests.job import Bucket
+from manifests.job import Bucket, Weights
 from manifests.packing import RULE
+from manifests.presets import EXACT
 
 MAX_ROWS_SHOWN = 20
 
@@ -141,12 +142,18 @@ def _plan_line(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def bucket_names(bucket: Mapping[str, Any]) -> tuple[str, str]:
+    """Of bucket_settings, for a table: its model with LoRAs, and its size, steps and preset."""
+    size = f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {bucket['steps']} steps"
+    preset = "" if bucket["preset"] == EXACT else f" {bucket['preset']}"
+    return str(Weights(bucket["model"], bucket["lora"])), size + preset
+
+
 def _bucket_cells(bucket: Mapping[str, Any]) -> tuple[str, str, str]:
     """Model, size with steps, and guidance."""
     second = bucket["guidance_scale_2"]
     return (
-        bucket["model"],
-        f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {bucket['steps']} steps",
+        *bucket_names(bucket),
         f"{bucket['guidance_scale']:g}" + (f"/{second:g}" if second is not None else ""),
     )
 

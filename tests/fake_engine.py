@@ -30,6 +30,7 @@ from storage.video import ClipMetadata, EncodedClip, encode_clip
 class Knobs:
     """Which ids misbehave, and how. Files named by `once` make a fault happen only while they exist.
 
+    brighter: levels that a preset adds to luma. black_in, non_finite_in: presets whose clips are broken.
     A probe finds the seconds a clip and step of clip_step_s, by batch size, and GiB as many as the size.
     """
 
@@ -51,6 +52,9 @@ class Knobs:
     clip_step_s: Mapping[int, float] = field(default_factory=lambda: {1: 1.0, 2: 0.5, 4: 0.4, 8: 0.4})
     hang_at_size: int | None = None
     exit_at_size: int | None = None
+    brighter: Mapping[str, int] = field(default_factory=dict)
+    black_in: frozenset[str] = frozenset()
+    non_finite_in: frozenset[str] = frozenset()
 
     def renderer(self) -> Any:
         """A picklable factory for workers."""
@@ -125,14 +129,18 @@ class FakeEngine:
             raise ValueError(f"cannot render {sorted(ids & knobs.raise_on)}")
 
     def _clip(self, job: Job) -> RenderedClip:
-        if job.id in self._knobs.non_finite_on:
+        knobs = self._knobs
+        if job.id in knobs.non_finite_on or job.preset in knobs.non_finite_in:
             return RenderedClip(
                 job_id=job.id,
                 frames=None,
                 error=NonFiniteOutput("non-finite output: 1 pixel", hint="try another seed"),
             )
-        num_frames = job.num_frames - (job.id in self._knobs.wrong_count_on)
-        return RenderedClip(job_id=job.id, frames=frames_of(job, num_frames=num_frames))
+        frames = frames_of(job, num_frames=job.num_frames - (job.id in knobs.wrong_count_on))
+        frames[:, : job.height] += np.uint8(knobs.brighter.get(job.preset, 0))
+        if job.preset in knobs.black_in:
+            frames[:, : job.height] = 16
+        return RenderedClip(job_id=job.id, frames=frames)
 
     def _write_log(self, batch: Batch) -> None:
         bucket = batch.bucket

@@ -167,7 +167,7 @@ def test_both_clip_prices_from_one_place_are_refused(tmp_path: Path) -> None:
         "out = 3",
         'out = ""',
         "model = []",
-        'preset = "turbo"',
+        'preset = "turbos"',
         "preset = ['exact']",
         'encoder_preset = "medum"',
         'strict = "yes"',

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.kernels.affine_norm import affine_norm, affine_normed
-from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, store_fp8_rows
+from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_channels, store_fp8_rows
 from pipeline.kernels.rows import clip_stride, row_launch
 from pipeline.kernels.triton_jit import jit, tl
 
@@ -66,7 +66,7 @@ def _affine_norm_fp8_kernel(
 ) -> None:
     clip = tl.program_id(1).to(tl.int64)
     tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channels = tl.arange(0, BLOCK_D)[None, :]
+    channels = row_channels(BLOCK_D)
     present = tokens < num_tokens
     inside = present[:, None] & (channels < D)
     rows = clip * num_tokens + tokens

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipeline.kernels import fp8_rows
-from pipeline.kernels.fp8_rows import LARGEST, SMALLEST, to_e4m3
+from pipeline.kernels.fp8_rows import LARGEST, SMALLEST, row_channels, to_e4m3
 from pipeline.kernels.qk_norm_rope import Rope, qk_norm_rope
 from pipeline.kernels.rows import row_launch
 from pipeline.kernels.triton_jit import jit, tl
@@ -114,7 +114,7 @@ def triton_fp8_qkv(
         R=half,
         BLOCK_D=tile["BLOCK_D"],
         STEP=_KEY_STEP,
-        NUM_STEPS=_TOKENS_PER_PROGRAM // _KEY_STEP,
+        NUM_TOKENS=_TOKENS_PER_PROGRAM,
         num_warps=max(
             1, tile["BLOCK_D"] // 512
         ),  # 16 channels a thread, of each of which it keeps four values
@@ -177,35 +177,41 @@ def _partials_kernel(
     R: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STEP: tl.constexpr,
-    NUM_STEPS: tl.constexpr,
+    NUM_TOKENS: tl.constexpr,
 ) -> None:
     """Of a few tokens: the sum of every STEP-th key, then sum, least and largest of values."""
     part = tl.program_id(0)
     clip = tl.program_id(1).to(tl.int64)
-    channels = tl.arange(0, BLOCK_D)[None, :]
-    weight = tl.load(weights_ptr + D + channels, mask=channels < D, other=0.0)
+    channels = row_channels(BLOCK_D)
+    inside = channels < D
+    first = part * NUM_TOKENS
+    k_ptrs = qkv_ptr + (clip * num_tokens + first) * (3 * D) + D + channels
+    out_ptrs = partials_ptr + (clip * tl.num_programs(0) + part) * (4 * D) + channels
+
+    weight = tl.load(weights_ptr + D + channels, mask=inside, other=0.0)
     k_sum = tl.zeros([1, BLOCK_D], tl.float32)
+    for index in range(0, NUM_TOKENS, STEP):
+        k = tl.load(k_ptrs + index * (3 * D), mask=inside & (first + index < num_tokens), other=0.0)
+        token = first + index + tl.zeros([1, 1], tl.int32)
+        k_sum += normed_and_rotated(
+            k.to(tl.float32), weight, cos_ptr, sin_ptr, token, num_tokens, eps, D, R
+        )
+    tl.store(out_ptrs, k_sum, mask=inside)
+
     v_sum = tl.zeros([1, BLOCK_D], tl.float32)
     lowest = tl.full([1, BLOCK_D], float("inf"), tl.float32)
     highest = tl.full([1, BLOCK_D], float("-inf"), tl.float32)
-    for step in range(NUM_STEPS):
-        first = (part * NUM_STEPS + step) * STEP
-        k_ptrs = qkv_ptr + (clip * num_tokens + first) * (3 * D) + D + channels
-        inside = (first < num_tokens) & (channels < D)
-        k = tl.load(k_ptrs, mask=inside, other=0.0).to(tl.float32)
-        token = first + tl.zeros([1, 1], tl.int32)
-        k_sum += normed_and_rotated(k, weight, cos_ptr, sin_ptr, token, num_tokens, eps, D, R)
-        for other in tl.static_range(STEP):
-            used = (first + other < num_tokens) & (channels < D)
-            v = tl.load(k_ptrs + D + other * 3 * D, mask=used, other=0.0).to(tl.float32)
+    for start in range(0, NUM_TOKENS, 5):
+        for ahead in tl.static_range(5):  # so many loads are on their way at once
+            present = first + start + ahead < num_tokens
+            v = tl.load(k_ptrs + (start + ahead) * (3 * D) + D, mask=inside & present, other=0.0)
+            v = v.to(tl.float32)
             v_sum += v
-            lowest = tl.where(used, tl.minimum(lowest, v), lowest)
-            highest = tl.where(used, tl.maximum(highest, v), highest)
-    out_ptrs = partials_ptr + (clip * tl.num_programs(0) + part) * (4 * D) + channels
-    tl.store(out_ptrs, k_sum, mask=channels < D)
-    tl.store(out_ptrs + D, v_sum, mask=channels < D)
-    tl.store(out_ptrs + 2 * D, lowest, mask=channels < D)
-    tl.store(out_ptrs + 3 * D, highest, mask=channels < D)
+            lowest = tl.where(present, tl.minimum(lowest, v), lowest)
+            highest = tl.where(present, tl.maximum(highest, v), highest)
+    tl.store(out_ptrs + D, v_sum, mask=inside)
+    tl.store(out_ptrs + 2 * D, lowest, mask=inside)
+    tl.store(out_ptrs + 3 * D, highest, mask=inside)
 
 
 @jit
@@ -265,7 +271,7 @@ def _cast_kernel(
     clip = tl.program_id(1).to(tl.int64)
     kind = tl.program_id(2)  # queries, keys, values
     tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    channels = tl.arange(0, BLOCK_D)[None, :]
+    channels = row_channels(BLOCK_D)
     inside = (tokens < num_tokens) & (channels < D)
     cells = (clip * num_tokens + tokens) * (3 * D) + kind * D + channels
     x = tl.load(qkv_ptr + cells, mask=inside, other=0.0).to(tl.float32)

@@ -5,11 +5,9 @@ Shapes: B clips, N tokens, F channels.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, store_fp8_rows
+from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_channels, store_fp8_rows
 from pipeline.kernels.gelu import gelu
 from pipeline.kernels.rows import row_launch
 from pipeline.kernels.triton_jit import jit, tl
@@ -18,7 +16,7 @@ from pipeline.kernels.triton_jit import jit, tl
 def gelu_fp8(x_BNF: torch.Tensor) -> Fp8Rows:
     """gelu of x, contiguous. Moves B * N * F values of x's dtype and as many of a byte.
 
-    A row of 14,336 stays in the registers of 16 warps until its largest value is known.
+    A row of 14,336 stays in the registers of 8 warps until its largest value is known.
     """
     return Fp8Rows(*_gelu_fp8_op(x_BNF))
 
@@ -32,6 +30,8 @@ def triton_gelu_fp8(x_BNF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     _, tokens, channels = x_BNF.shape
     out = empty_rows(x_BNF)
     grid, tile = row_launch(x_BNF, channels=channels)
+    # Half as many warps: 14,336 values are then seven whole loads, and no thread waits.
+    tile["num_warps"] = max(1, tile["num_warps"] // 2)
     _gelu_fp8_kernel[grid](x_BNF, *out, tokens, F=channels, **tile)
     return out
 
@@ -59,13 +59,14 @@ def _gelu_fp8_kernel(
 ) -> None:
     clip = tl.program_id(1).to(tl.int64)
     tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channels = tl.arange(0, BLOCK_D)[None, :]
+    channels = row_channels(BLOCK_D)
     present = tokens < num_tokens
     inside = present[:, None] & (channels < F)
     rows = clip * num_tokens + tokens
     cells = rows[:, None] * F + channels
     x = tl.load(x_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2z)): the tanh form in one exponential and one division. The constants
-    # are -2 * log2(e) * sqrt(2 / pi), alone and times 0.044715.
+    # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2z)), which is a root squared: a division would take more instructions.
+    # The constants are -2 * log2(e) * sqrt(2 / pi), alone and times 0.044715.
     power = x * (-2.3022082 - 0.10294324 * x * x)
-    store_fp8_rows(x / (1.0 + tl.exp2(power)), values_ptr + cells, scales_ptr + rows, inside, present)
+    root = tl.rsqrt(1.0 + tl.exp2(power))
+    store_fp8_rows(x * root * root, values_ptr + cells, scales_ptr + rows, inside, present)

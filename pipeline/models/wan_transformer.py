@@ -57,6 +57,7 @@ class WanTransformer:
         self.blocks: Sequence[WanBlock] = self._blocks(convert)
         self._forms = [block.self_attention.form for block in self.blocks]
         if streamed_to is not None:
+            assert len(set(self._forms)) == 1, "streamed blocks take each other's room, so all are of one kind"
             self.blocks = StreamedLayers(self.blocks, device=streamed_to)
             module.blocks = torch.nn.ModuleList()
             module.to(streamed_to)

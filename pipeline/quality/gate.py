@@ -37,6 +37,8 @@ _LIMITS: Mapping[str, Limits] = {
     "fp8": Limits(lost_frac=0.01, interval_frac=0.02, psnr_db=30.0),
 }
 
+_NO_TRUTH = "nobody knows what these prompts must show"
+
 
 def limits_of(preset: str, *, against: str, same_weights: bool) -> Limits:
     """What `preset` promises when it is compared with `against`.
@@ -49,12 +51,17 @@ def limits_of(preset: str, *, against: str, same_weights: bool) -> Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that a gate asks for. value, limit: of `name`'s unit. passed: None where it could not be
-    asked, with the reason in `note`."""
+    """One thing that a gate asks for.
+
+    value, limit: in `unit`, of a `share` 0 to 1; value is None where it is not known. relation: of value to
+    limit, `at least` or `at most`. passed: None where it could not be asked for, with the reason in `note`.
+    """
 
     name: str
     value: float | None
+    relation: str
     limit: float
+    unit: str
     passed: bool | None
     note: str | None = None
 
@@ -65,12 +72,12 @@ def judge(
     """differences: of the clips that both sides rendered. num_missing: clips that only the reference did.
     adherence: None where nobody knows what the clips should show."""
     return (
-        _at_least("compared clips", len(differences), 1),
+        _at_least("compared clips", len(differences), 1, unit="clips"),
         _none_of("clips without frames", num_missing),
         _none_of("black clips", sum(one.is_black for one in differences)),
         _none_of("frozen clips", sum(one.is_frozen for one in differences)),
-        *_likeness("median PSNR, dB", (one.psnr_db for one in differences), limits.psnr_db),
-        *_likeness("median SSIM", (one.ssim for one in differences), limits.ssim),
+        *_likeness("median PSNR", (one.psnr_db for one in differences), limits.psnr_db, unit="dB"),
+        *_likeness("median SSIM", (one.ssim for one in differences), limits.ssim, unit=""),
         *_adherence(adherence, limits),
     )
 
@@ -80,33 +87,43 @@ def has_passed(checks: Iterable[Check]) -> bool:
 
 
 def _none_of(name: str, count: int) -> Check:
-    return Check(name=name, value=count, limit=0, passed=count == 0)
+    return Check(name=name, value=count, relation="at most", limit=0, unit="clips", passed=count == 0)
 
 
-def _at_least(name: str, value: float, limit: float) -> Check:
-    return Check(name=name, value=value, limit=limit, passed=value >= limit)
+def _at_least(name: str, value: float, limit: float, *, unit: str) -> Check:
+    return Check(name=name, value=value, relation="at least", limit=limit, unit=unit, passed=value >= limit)
 
 
-def _likeness(name: str, values: Iterable[float | None], limit: float | None) -> list[Check]:
+def _likeness(name: str, values: Iterable[float | None], limit: float | None, *, unit: str) -> list[Check]:
     known = [value for value in values if value is not None]
-    return [] if limit is None or not known else [_at_least(name, median(known), limit)]
+    return [] if limit is None or not known else [_at_least(name, median(known), limit, unit=unit)]
 
 
 def _adherence(shares: PairedShares | None, limits: Limits) -> list[Check]:
     checks = []
-    for name, limit, value in (
-        ("adherence lost", limits.lost_frac, None if shares is None else -shares.difference_frac),
-        ("adherence lost, 95 % bound", limits.interval_frac, None if shares is None else -shares.low_frac),
-    ):
-        if limit is None:
-            continue
-        note = "nobody knows what these prompts must show" if shares is None else None
-        if shares is not None and name.endswith("bound"):
-            note = _too_few(shares.num_clips, limit)
-        # A share is a fraction of clips: what 1 of 100 clips loses is 1 point, whatever floats make of it.
-        passed = None if note or value is None else value <= limit + 1e-9
-        checks.append(Check(name=name, value=value, limit=limit, passed=passed, note=note))
+    if limits.lost_frac is not None:
+        lost = None if shares is None else -shares.difference_frac
+        note = _NO_TRUTH if shares is None else None
+        checks.append(_at_most_lost("adherence lost", lost, limits.lost_frac, note=note))
+    if limits.interval_frac is not None:
+        lost = None if shares is None else -shares.low_frac
+        note = _NO_TRUTH if shares is None else _too_few(shares.num_clips, limits.interval_frac)
+        checks.append(_at_most_lost("adherence lost, 95 % bound", lost, limits.interval_frac, note=note))
     return checks
+
+
+def _at_most_lost(name: str, lost_frac: float | None, limit_frac: float, *, note: str | None) -> Check:
+    # 6 of 600 clips are 1 %, whatever floats make of it.
+    passed = None if note or lost_frac is None else lost_frac <= limit_frac + 1e-9
+    return Check(
+        name=name,
+        value=lost_frac,
+        relation="at most",
+        limit=limit_frac,
+        unit="share",
+        passed=passed,
+        note=note,
+    )
 
 
 def _too_few(num_clips: int, limit_frac: float) -> str | None:
