@@ -364,8 +364,6 @@ def verify(
         int | None,
         typer.Option("--clips", min=1, help="Compare so many (default: 600 captions, or all prompts)."),
     ] = None,
-    crf: CrfOpt = None,
-    encoder_preset: EncoderPresetOpt = None,
     devices: DevicesOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -374,15 +372,7 @@ def verify(
     from jobs.verify import verify as run_verify
     from jobs.verify_table import show_verification
 
-    settings = _settings(
-        out=out,
-        ledger=ledger,
-        model=model,
-        preset=preset,
-        crf=crf,
-        encoder_preset=encoder_preset,
-        devices=devices,
-    )
+    settings = _settings(out=out, ledger=ledger, model=model, preset=preset, devices=devices)
     verification = run_verify(
         settings,
         lora=lora,

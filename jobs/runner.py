@@ -205,7 +205,9 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
 
 
-def build_renderer(device: str, *, models: Mapping[Weights, ModelSource], embeddings: EmbeddingStore) -> Renderer:
+def build_renderer(
+    device: str, *, models: Mapping[Weights, ModelSource], embeddings: EmbeddingStore
+) -> Renderer:
     """The engine of one device; called inside a worker, so that only workers load models."""
     from pipeline.engine import build_engine
 

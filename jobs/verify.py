@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from jobs.terminal import line
 from jobs.verify_facts import Evidence, findings
 from jobs.verify_page import write_page
 from jobs.verify_pairs import KeptClip, Pair, compare_pairs
-from jobs.verify_sides import OF_A_SIDE, Rendered, Side, read_side, render_side
+from jobs.verify_sides import Rendered, Side, read_side, render_side
 from jobs.views import rejected_facts, show_rejected
 from jobs.worker import RendererFactory
 from manifests.errors import RunError, UsageError
 from manifests.job import Weights
 from manifests.presets import EXACT, PRESETS, TURBO
-from manifests.sources import open_parts
+from manifests.sources import naming, open_parts
 from pipeline.config import NUMERICS
 from pipeline.models.tiny.captions import Case
 from pipeline.quality.gate import limits_of
@@ -173,9 +174,16 @@ def _prompts_of(prompts: Sequence[Prompt], *, name: str) -> _Prompts:
 
 def _manifest_rows(manifest: str, num_clips: int | None) -> pa.Table:
     parts = open_parts(manifest)
-    tables = [pa.Table.from_batches(part.batches(), schema=part.schema) for part in parts]
-    rows = pa.concat_tables(tables, promote_options="permissive")
-    return rows if num_clips is None else rows.slice(0, num_clips)
+    tables = [part.schema.empty_table() for part in parts]
+    num_rows = 0
+    for batch in chain.from_iterable(part.batches() for part in parts):
+        tables.append(pa.Table.from_batches([batch]))
+        num_rows += batch.num_rows
+        if num_clips is not None and num_rows >= num_clips:
+            break
+    with naming(manifest):
+        rows = pa.concat_tables(tables, promote_options="permissive")
+    return rows.slice(0, num_clips)
 
 
 def _read_sides(
@@ -189,10 +197,20 @@ def _read_sides(
 ) -> tuple[Side, Side]:
     """reference, candidate: model, LoRA and preset."""
 
-    def read(rows: pa.Table, name: str, side: tuple[str, str | None, str]) -> Side:
-        made = dict(zip(OF_A_SIDE, side, strict=True))
-        found = read_side(rows, name=name, **made, file=prompts.name, settings=settings, models=models)
-        show_rejected(rejected_facts(found.reading.rejected), console)
+    def read(rows: pa.Table, name: str, side: tuple[str, str | None, str], numbers: pa.Array) -> Side:
+        model, lora, preset = side
+        found = read_side(
+            rows,
+            name=name,
+            model=model,
+            lora=lora,
+            preset=preset,
+            file=prompts.name,
+            settings=settings,
+            models=models,
+        )
+        rejected = rejected_facts(found.reading.rejected)
+        show_rejected([{**row, "row": numbers[row["row"]].as_py()} for row in rejected], console)
         if not found.jobs.num_rows:
             raise UsageError(
                 f"nothing to compare: the {name} cannot render any row of {prompts.name}",
@@ -200,12 +218,12 @@ def _read_sides(
             )
         return found
 
-    first = read(prompts.rows, "reference", reference)
+    first = read(prompts.rows, "reference", reference, pa.array(range(prompts.rows.num_rows)))
     # Ids and seeds are a hash of what a row says where it names none: both sides get the same.
     rows = prompts.rows.take(first.jobs["row"])
     rows = rows.drop_columns([name for name in ("id", "seed") if name in rows.column_names])
     rows = rows.append_column("id", first.jobs["id"]).append_column("seed", first.jobs["seed"])
-    return first, read(rows, "candidate", candidate)
+    return first, read(rows, "candidate", candidate, first.jobs["row"])
 
 
 # ---- rendering and comparing ------------------------------------------------------------------------

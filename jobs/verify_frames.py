@@ -60,8 +60,8 @@ class FrameKeeper:
         note = {
             "num_clips": len(rendering.clips),
             "device_s": times.encode_s + times.denoise_s + times.decode_s,
-            "steps_computed": getattr(rendering, "steps_computed", 0),
-            "steps_skipped": getattr(rendering, "steps_skipped", 0),
+            "steps_computed": rendering.steps_computed,
+            "steps_skipped": rendering.steps_skipped,
         }
         with (self._folder / f"batches-{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(note) + "\n")

@@ -38,8 +38,10 @@ h1 { font-size: 1.3rem; margin: .3rem 0; } h2 { font-size: 1.05rem; margin: 1.6r
 .passed { color: var(--good); } .failed { color: var(--bad); } .soft { color: var(--soft); font-size: .9rem; }
 .wide { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; overflow-wrap: normal; }
+th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right;
+  white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: normal;
+  min-width: 7rem; }
 main { display: grid; gap: .8rem; }
 main.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); }
 article { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .8rem; }
@@ -86,7 +88,9 @@ def _page(facts: Mapping[str, Any]) -> Iterator[str]:
     clips = facts["clips"][:MOST_SHOWN]
     is_small = all(clip["width"] <= _SMALL_PIXELS for clip in clips)
     yield f"<main{' class=small' if is_small else ''}>\n"
-    yield from (_clip(clip) for clip in clips)
+    # Their controls would cover half of a small clip; one button plays both.
+    controls = "" if is_small else "controls"
+    yield from (_clip(clip, controls) for clip in clips)
     yield f"</main><script>{_SCRIPT}</script></body></html>\n"
 
 
@@ -103,11 +107,11 @@ def _table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>\n"
 
 
-def _clip(clip: Mapping[str, Any]) -> str:
+def _clip(clip: Mapping[str, Any], controls: str) -> str:
     faults = "".join(f" <b class='failed'>{fault}</b>" for fault in _faults(clip))
-    sides = "".join(_side(name, clip) for name in ("reference", "candidate"))
-    both = clip["reference"]["file"] and clip["candidate"]["file"]
-    button = "<button type='button'>play both</button>" if both else ""
+    sides = "".join(_side(name, clip, controls) for name in ("reference", "candidate"))
+    label = "play both" if all(clip[name]["file"] for name in ("reference", "candidate")) else "play"
+    button = f"<button type='button'>{label}</button>" if "<video" in sides else ""
     return (
         f"<article><p>{escape(clip['prompt'])}</p><p class='soft'>{escape(clip['id'])}, seed {clip['seed']}"
         f"{_figures(clip)}{faults}</p><div class='pair'>{sides}</div>{button}</article>\n"
@@ -129,10 +133,12 @@ def _figures(clip: Mapping[str, Any]) -> str:
     if clip["is_identical"]:
         return ", equal to the last bit"
     known = [(*shown, clip[name]) for name, shown in LIKENESS.items() if clip[name] is not None]
-    return "".join(f", {escape(label)} {figure(value, digits)}" for label, digits, value in known)
+    return "".join(
+        f", {escape(label)} {escape(figure(value, unit, digits))}" for label, unit, digits, value in known
+    )
 
 
-def _side(name: str, clip: Mapping[str, Any]) -> str:
+def _side(name: str, clip: Mapping[str, Any], controls: str) -> str:
     side = clip[name]
     # Before a video is loaded nothing else says how tall it is.
     shape = f"style='aspect-ratio: {clip['width']} / {clip['height']}'"
@@ -140,7 +146,7 @@ def _side(name: str, clip: Mapping[str, Any]) -> str:
         shown = f"<div class='none' {shape}>{escape(side['reason'] or 'no clip')}</div>"
     else:
         source = escape(quote(side["file"]))
-        shown = f"<video src='{source}' {shape} controls muted loop playsinline preload='metadata'></video>"
+        shown = f"<video src='{source}' {shape} {controls} muted loop playsinline preload='metadata'></video>"
     return (
         f"<figure><figcaption class='soft'>{name}{_reading(side, clip['truth'])}</figcaption>{shown}</figure>"
     )

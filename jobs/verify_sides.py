@@ -27,7 +27,7 @@ from storage.embeddings import EmbeddingFolder
 from storage.ledger import Ledger
 
 # What a side decides for every row, whatever the row says.
-OF_A_SIDE = ("model", "lora", "preset")
+_OF_A_SIDE = ("model", "lora", "preset")
 # Few-step weights have a recipe of their own: a row's numbers are meant for the guided side.
 _OF_A_SCHEDULE = ("steps", "guidance_scale", "guidance_scale_2", "flow_shift")
 
@@ -53,7 +53,7 @@ class Side:
 class Rendered:
     """What came of a side. files: delivered MP4s by id. frames: files of bare I420 by id. reasons: why a job
     has no clip. clip_s: device seconds of encoding, denoising and decoding a clip; None without any.
-    skipped_frac: the share of denoising steps that were not computed; None where none are counted.
+    skipped_frac: the share of forwards that were left out; None where none are counted.
     """
 
     summary: RunSummary
@@ -78,12 +78,12 @@ def read_side(
 ) -> Side:
     """The side's jobs for the rows of a prompt set. file: what messages call them. Raises as `read` does."""
     own = replace(settings, model=model, preset=preset)
-    dropped = [*OF_A_SIDE, *(_OF_A_SCHEDULE if preset == TURBO else ())]
+    dropped = [*_OF_A_SIDE, *(_OF_A_SCHEDULE if preset == TURBO else ())]
     rows = rows.drop_columns([column for column in rows.column_names if column in dropped])
     if lora is not None:
         rows = rows.append_column("lora", pa.array([lora] * rows.num_rows, pa.string()))
     reading = read_parts([_part(rows, file)], settings=read_settings(own), model_spec=models.spec)
-    # One for all rows: only what OF_A_SIDE says decides it.
+    # One for all rows: only what _OF_A_SIDE says decides it.
     first = reading.jobs.slice(0, 1).to_pylist()
     revision = bucket_from_row(first[0]).revision if first else ""
     return Side(name=name, model=model, lora=lora, preset=preset, revision=revision, reading=reading)

@@ -13,12 +13,12 @@ from jobs.terminal import line
 from jobs.views import counted
 from manifests.job import Weights
 
-# By name of the facts: what people call it, and with how many digits.
+# By name of the facts: what people call it, its unit, and with how many digits.
 LIKENESS = {
-    "psnr_db": ("PSNR, dB", 2),
-    "ssim": ("SSIM", 4),
-    "vmaf": ("VMAF", 1),
-    "flicker_ratio": ("flicker ratio", 3),
+    "psnr_db": ("PSNR", "dB", 2),
+    "ssim": ("SSIM", "", 4),
+    "vmaf": ("VMAF", "", 1),
+    "flicker_ratio": ("flicker ratio", "", 3),
 }
 ADHERENCE = ("shows what it should", "reference", "candidate", "difference, points", "95 % interval")
 SPREAD = ("likeness", "median", "least", "most")
@@ -63,8 +63,11 @@ def notes(facts: Mapping[str, Any]) -> list[str]:
     found = [
         f"{check['name']} was not asked for: {check['note']}" for check in facts["checks"] if check["note"]
     ]
-    if facts["num_identical"]:
-        found.append(f"{facts['num_identical']} of {facts['num_clips']} clips are equal to the last bit")
+    if num_identical := facts["num_identical"]:
+        found.append(f"{num_identical} of {facts['num_clips']} clips are equal to the last bit")
+        preset = facts["candidate"]["preset"]
+        if num_identical == facts["num_clips"] and preset != facts["reference"]["preset"]:
+            found[-1] += f": preset {preset} changed nothing here"
     if facts["num_left_out"]:
         left_out = counted(facts["num_left_out"], "prompt", "prompts")
         found.append(f"{left_out} left out: the reference has no clip of them")
@@ -72,7 +75,7 @@ def notes(facts: Mapping[str, Any]) -> list[str]:
         found.append(facts["vmaf_note"])
     skipped_frac = facts["candidate"]["skipped_frac"]
     if skipped_frac:
-        found.append(f"steps that the candidate did not compute: {skipped_frac:.1%}")
+        found.append(f"forwards of the transformer that the candidate left out: {skipped_frac:.1%}")
     times = [facts[name]["clip_s"] for name in ("reference", "candidate")]
     if all(times):
         found.append(f"seconds of a device for a clip: {times[0]:.3g} reference, {times[1]:.3g} candidate")
@@ -105,8 +108,8 @@ def adherence_cells(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def likeness_cells(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Under SPREAD, of what is known."""
     return [
-        (label, *(figure(facts[name][column], digits) for column in SPREAD[1:]))
-        for name, (label, digits) in LIKENESS.items()
+        (label, *(figure(facts[name][column], unit, digits) for column in SPREAD[1:]))
+        for name, (label, unit, digits) in LIKENESS.items()
         if facts[name]
     ]
 
@@ -130,6 +133,6 @@ def _points(fraction: float) -> str:
     return f"{fraction * 100:+.1f}"
 
 
-def figure(value: float | None, digits: int) -> str:
+def figure(value: float | None, unit: str, digits: int) -> str:
     """Only a PSNR of equal clips has no finite value."""
-    return "equal" if value is None else f"{value:.{digits}f}"
+    return "equal" if value is None else f"{value:.{digits}f} {unit}".rstrip()

@@ -15,5 +15,4 @@ PRESETS: Mapping[str, str] = {
     "step-cache": "steps whose outcome can be told from the last ones are not computed",
     "guidance-reuse": "late steps reuse what guidance added before",
     "guidance-interval": "only steps in the middle of the schedule are guided",
-    "sparse": "long self-attention skips blocks that carry little weight",
 }

@@ -8,12 +8,15 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from manifests.errors import NonFiniteOutput, OutOfDeviceMemory
 from manifests.job import Batch, Bucket, Job
+from manifests.presets import EXACT
 from pipeline.config import EngineConfig, ModelSource, resolved
 from pipeline.devices import device_name, let_segments_grow
 from pipeline.embeddings import encoder_revision
@@ -25,9 +28,14 @@ from pipeline.models.wan import load_wan
 from pipeline.prompts import PromptCache
 from pipeline.rendering import RenderedClip, Rendering, StepTimes
 from pipeline.sampling.noise import initial_noise
-from pipeline.sampling.samplers import Sampler, boundary_timestep, make_sampler
+from pipeline.sampling.samplers import Sampler, boundary_timestep, make_sampler, num_train_timesteps
 from pipeline.sampling.schedules import Step, make_schedule
+from pipeline.sampling.velocity import Forwards, PlainVelocity, VelocityOf
 from pipeline.timing import StageClock
+
+if TYPE_CHECKING:
+    from pipeline.approx.presets import Approximation
+    from pipeline.models.wan_transformer import Convert
 
 T = TypeVar("T")
 
@@ -37,13 +45,29 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(config)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model in memory. fp8: its transformers' blocks are in 8 bits, as far as the device has them."""
+
+    source: ModelSource
+    model: VideoModel
+    fp8: bool = False
+
+
 class Engine:
     """A Renderer, and a Prober, with one model loaded at a time.
 
-    loaded: the model to begin with, where it is in memory already.
+    loaded: the model to begin with, where it is in memory already. approximation: in place of what presets
+    are made of, for a bench.
     """
 
-    def __init__(self, config: EngineConfig, *, loaded: tuple[ModelSource, VideoModel] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        loaded: Loaded | None = None,
+        approximation: Approximation | None = None,
+    ) -> None:
         self.config = resolved(config)
         self.gpu_name = device_name(config.device)
         self._backend_of = backend_chooser(
@@ -52,6 +76,7 @@ class Engine:
             file=self.config.attention_choices,
         )
         self._loaded = loaded
+        self._own_approximation = approximation
         self._rendered: set[tuple[str, int]] = set()
         self._prompts = PromptCache(self.config.embeddings)
         torch.backends.cudnn.deterministic = True
@@ -80,7 +105,7 @@ class Engine:
         with clock.stage("encode_s"):
             prompts, negatives = self._encode(model, batch)
         with clock.stage("denoise_s"):
-            latents_BCTHW = self._denoise(model, batch, prompts, negatives)
+            latents_BCTHW, forwards = self._denoise(model, batch, prompts, negatives)
         with clock.stage("decode_s"):
             # One by one: neither memory nor result depends on the neighbours, and padding costs nothing.
             clips = tuple(
@@ -88,7 +113,13 @@ class Engine:
                 for index, job in enumerate(batch.jobs)
             )
         self._note_compiled(batch, clock.compiled().num_kernels)
-        return Rendering(clips=clips, times=clock.times(), peak_memory_bytes=clock.peak_memory_bytes())
+        return Rendering(
+            clips=clips,
+            times=clock.times(),
+            peak_memory_bytes=clock.peak_memory_bytes(),
+            steps_computed=forwards.computed,
+            steps_skipped=forwards.skipped,
+        )
 
     def _note_compiled(self, batch: Batch, num_kernels: int) -> None:
         """Shapes are static, so a bucket's first batch of a size compiles all that the next ones launch."""
@@ -110,12 +141,15 @@ class Engine:
     def _model(self, bucket: Bucket) -> VideoModel:
         source = self._source(bucket)
         assert source.revision == bucket.revision, (source, bucket)
-        if self._loaded is not None and self._loaded[0] != source:
-            known, model = self._loaded
+        approximation = self._approximation(bucket)
+        fp8 = approximation is not None and approximation.fp8
+        known = self._loaded
+        if known is not None and (known.source, known.fp8) != (source, fp8):
             self._loaded = None  # the old weights must go before the new ones come
-            if source.has_checkpoint_of(known) and model.use_loras(source.loras):
-                self._loaded = (source, model)
-            del model
+            is_same = known.source.has_checkpoint_of(source) and known.fp8 == fp8
+            if is_same and known.model.use_loras(source.loras):
+                self._loaded = replace(known, source=source)
+        del known
         if self._loaded is None:
             torch.cuda.empty_cache()
             model = load_wan(
@@ -124,9 +158,24 @@ class Engine:
                 dtype=self.config.dtype,
                 vae_dtype=self.config.vae_dtype,
                 backend_of=self._backend_of,
+                convert=self._fp8_convert() if fp8 else None,
             )
-            self._loaded = (source, model)
-        return self._loaded[1]
+            self._loaded = Loaded(source=source, model=model, fp8=fp8)
+        return self._loaded.model
+
+    def _approximation(self, bucket: Bucket) -> Approximation | None:
+        if self._own_approximation is not None:
+            return self._own_approximation
+        if bucket.preset == EXACT:
+            return None
+        from pipeline.approx.presets import approximation_of
+
+        return approximation_of(bucket.preset)
+
+    def _fp8_convert(self) -> Convert | None:
+        from pipeline.approx.fp8 import fp8_convert, fp8_support
+
+        return fp8_convert(fp8_support(self.config.device, dtype=getattr(torch, self.config.dtype)))
 
     def _source(self, bucket: Bucket) -> ModelSource:
         return self.config.models[bucket.weights]
@@ -149,7 +198,7 @@ class Engine:
         batch: Batch,
         prompts: Sequence[torch.Tensor],
         negatives: Sequence[torch.Tensor],
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, Forwards]:
         bucket = batch.bucket
         shape = model.latent_shape(width=bucket.width, height=bucket.height, num_frames=bucket.num_frames)
         model.lay_out(shape)
@@ -169,8 +218,29 @@ class Engine:
             boundary_timestep=boundary_timestep(model.scheduler_config, model.boundary_timestep, recipe),
             guidance_scale=bucket.guidance_scale,
             guidance_scale_2=bucket.guidance_scale_2,
+            num_train_timesteps=num_train_timesteps(model.scheduler_config),
         )
-        return denoise(model, noise_BCTHW.to(self.config.device), schedule, sampler, prompts, negatives)
+        forwards = Forwards()
+        latents_BCTHW = denoise(
+            model,
+            noise_BCTHW.to(self.config.device),
+            schedule,
+            sampler,
+            prompts,
+            negatives,
+            velocity_of=self._velocity_of(bucket, num_steps=len(schedule), forwards=forwards),
+        )
+        return latents_BCTHW, forwards
+
+    def _velocity_of(self, bucket: Bucket, *, num_steps: int, forwards: Forwards) -> VelocityOf:
+        approximation = self._approximation(bucket)
+        if approximation is None or not approximation.changes_steps:
+            return partial(PlainVelocity, forwards=forwards)
+        from pipeline.approx.steps import ApproximateVelocity
+
+        return partial(
+            ApproximateVelocity, approximation=approximation, num_steps=num_steps, forwards=forwards
+        )
 
 
 def _within_memory(work: Callable[[Batch], T], batch: Batch, *, device: str) -> T:
@@ -198,14 +268,20 @@ def denoise(
     sampler: Sampler,
     prompts: Sequence[torch.Tensor],
     negatives: Sequence[torch.Tensor],
+    *,
+    velocity_of: VelocityOf = PlainVelocity,
 ) -> torch.Tensor:
-    """From noise to clean latents, in fp32, through the experts in turn."""
+    """From noise to clean latents, in fp32, through the experts in turn.
+
+    velocity_of: from an expert's denoiser, and its last step, to the velocity of each of its steps.
+    """
     for expert, group in itertools.groupby(schedule, key=lambda step: step.expert):
         steps = list(group)
         timesteps = torch.stack([step.timestep for step in steps])
         denoiser = model.denoiser(prompts, negatives, timesteps=timesteps, expert=expert)
+        velocity = velocity_of(denoiser, last_index=steps[-1].index)
         for own_index, step in enumerate(steps):
-            velocity_BCTHW = denoiser(latents_BCTHW, index=own_index, guidance_scale=step.guidance_scale)
+            velocity_BCTHW = velocity(latents_BCTHW, own_index=own_index, step=step)
             latents_BCTHW = sampler.step(velocity_BCTHW, index=step.index, latents_BCTHW=latents_BCTHW)
     return latents_BCTHW
 

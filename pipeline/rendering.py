@@ -39,11 +39,17 @@ class RenderedClip:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendering:
-    """clips: one for each job of the batch, in its order, padding left out."""
+    """clips: one for each job of the batch, in its order, padding left out.
+
+    steps_computed: forwards of the transformer, a guided step's two counted apart; steps_skipped: those that
+    the reference has and an approximation left out.
+    """
 
     clips: tuple[RenderedClip, ...]
     times: StageTimes
     peak_memory_bytes: int
+    steps_computed: int = 0
+    steps_skipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from manifests.table import JOBS_SCHEMA, REJECTED_SCHEMA
 from storage.ledger import Ledger
-from storage.rows import AttemptRow, BatchRow, CapRow, ClipRow, Outcome, ProbeRow, RunRow
+from storage.rows import AttemptRow, BatchRow, CapRow, ClipRow, Outcome, ProbeRow, RunRow, VerificationRow
 
 NIGHT = datetime(2026, 11, 1, 5, 30, tzinfo=UTC)
 PLAN_SCHEMA = JOBS_SCHEMA.append(pa.field("reason", pa.string()))
@@ -200,6 +200,27 @@ def probe_row(bucket: str, **changes: Any) -> ProbeRow:
         clip_step_s=0.25,
         peak_memory_bytes=2**40,
         recorded_at=at(5),
+    )
+    return replace(row, **changes)
+
+
+def verification_row(**changes: Any) -> VerificationRow:
+    row = VerificationRow(
+        verification_id="v1",
+        model="tiny",
+        model_revision="rev1",
+        lora=None,
+        preset="fast",
+        reference_model="tiny",
+        reference_revision="rev1",
+        reference_lora=None,
+        reference_preset="exact",
+        numerics="n1",
+        gpu_name="H200",
+        num_clips=600,
+        passed=True,
+        result='{"psnr_db": {"median": 31.5}}',
+        verified_at=at(0),
     )
     return replace(row, **changes)
 

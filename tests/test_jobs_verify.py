@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +13,19 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from jobs.verify import Verification, verify
-from manifests.errors import Busy, ManifestError, UsageError
+from jobs.lock import run_lock
+from jobs.verify import Verification, _manifest_rows, verify
+from jobs.verify_sides import _skipped_frac
+from jobs.verify_table import notes
+from manifests.errors import Busy, ManifestError, UnreadableManifest, UsageError
 from pipeline.config import NUMERICS
 from storage.ledger import Ledger
 from storage.video import probe
 from tests.fake_engine import Knobs, read_log
-from tests.run_cases import Row, command, query, render, rows_of, settings_for, write_manifest
+from tests.run_cases import Row, command, query, rows_of, settings_for, write_manifest
 
 ROWS = rows_of("a", "b", "c")
+BUILTIN = Path(__file__).parent.parent / "pipeline" / "models" / "tiny"
 
 
 def verified(
@@ -28,29 +35,45 @@ def verified(
     options = {
         name: given.pop(name) for name in ("against", "against_model", "lora", "num_clips") if name in given
     }
+    console = given.pop("console", None) or Console(quiet=True)
     return verify(
         settings_for(folder, **{"preset": "fast", **given}),
         manifest=None if rows is None else str(write_manifest(folder, rows)),
-        console=Console(quiet=True),
+        console=console,
         factory=(knobs or Knobs()).renderer(),
         **options,
     )
+
+
+@pytest.fixture(scope="module")
+def same(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Verification]:
+    """The folder and the verdict of clips that are equal."""
+    folder = tmp_path_factory.mktemp("same")
+    return folder, verified(folder)
+
+
+@pytest.fixture(scope="module")
+def worse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Verification]:
+    """Of clips that are 30 levels too bright."""
+    folder = tmp_path_factory.mktemp("worse")
+    return folder, verified(folder, knobs=Knobs(brighter={"fast": 30}))
 
 
 def failed(verification: Verification) -> list[str]:
     return [check["name"] for check in verification.facts["checks"] if check["passed"] is False]
 
 
-def test_equal_clips_pass_and_both_sides_are_delivered(tmp_path: Path) -> None:
-    found = verified(tmp_path)
+def test_equal_clips_pass_and_both_sides_are_delivered(same: tuple[Path, Verification]) -> None:
+    folder, found = same
     facts = found.facts
     assert (found.passed, found.exit_code, failed(found)) == (True, 0, [])
     assert (facts["num_clips"], facts["num_identical"], facts["num_missing"]) == (3, 3, 0)
+    assert "3 of 3 clips are equal to the last bit: preset fast changed nothing here" in notes(facts)
     assert (facts["psnr_db"]["median"], facts["ssim"]["median"]) == (None, pytest.approx(1))
     for clip in facts["clips"]:
         files = [clip[side]["file"] for side in ("reference", "candidate")]
         assert [Path(file).parts[:2] for file in files] == [("verify", "reference"), ("verify", "candidate")]
-        assert [probe(tmp_path / "out" / file).num_frames for file in files] == [5, 5]
+        assert [probe(folder / "out" / file).num_frames for file in files] == [5, 5]
 
 
 def test_frames_are_compared_before_any_encoder_and_then_removed(tmp_path: Path) -> None:
@@ -75,12 +98,10 @@ def test_both_sides_have_the_same_noise_whatever_else_a_row_says(tmp_path: Path)
 @pytest.mark.parametrize(
     ("knobs", "preset", "wrong"),
     [
-        (Knobs(brighter={"fast": 30}), "fast", ["median PSNR"]),
         (Knobs(brighter={"fp8": 12}), "fp8", ["median PSNR"]),
         (Knobs(black_in=frozenset({"turbo"})), "turbo", ["black clips", "frozen clips"]),
-        (Knobs(non_finite_in=frozenset({"fast"})), "fast", ["compared clips", "clips without frames"]),
     ],
-    ids=["unlike", "stricter", "black", "no frames"],
+    ids=["unlike", "black"],
 )
 def test_a_candidate_that_is_worse_fails(tmp_path: Path, knobs: Knobs, preset: str, wrong: list[str]) -> None:
     found = verified(tmp_path, knobs=knobs, preset=preset)
@@ -89,20 +110,22 @@ def test_a_candidate_that_is_worse_fails(tmp_path: Path, knobs: Knobs, preset: s
     assert found.facts["passed"] is False
 
 
-def test_one_clip_that_is_missing_is_named_first_with_its_reason(tmp_path: Path) -> None:
-    found = verified(tmp_path, knobs=Knobs(wrong_count_on=frozenset({"b"})))
-    assert found.passed  # neither side has a whole clip of it
-    assert found.facts["num_left_out"] == 1
-    knobs = Knobs(non_finite_in=frozenset({"fast"}), brighter={"exact": 1})
-    found = verified(tmp_path, knobs=knobs)
-    worst = found.facts["clips"][0]
-    assert worst["is_missing"]
-    assert worst["candidate"] == {
+def test_a_clip_that_only_the_candidate_lacks_has_its_reason(tmp_path: Path) -> None:
+    found = verified(tmp_path, ROWS[:1], knobs=Knobs(non_finite_in=frozenset({"fast"})))
+    (clip,) = found.facts["clips"]
+    assert clip["is_missing"]
+    assert clip["reference"]["file"]
+    assert clip["candidate"] == {
         "file": None,
         "reason": "non-finite output: 1 pixel; try another seed",
         "shows": None,
     }
-    assert worst["reference"]["file"]
+
+
+def test_a_clip_that_neither_side_has_is_left_out(tmp_path: Path) -> None:
+    found = verified(tmp_path, knobs=Knobs(wrong_count_on=frozenset({"b"})))
+    assert found.passed
+    assert (found.facts["num_clips"], found.facts["num_left_out"], found.facts["num_missing"]) == (2, 1, 0)
 
 
 def test_the_worst_clips_come_first(tmp_path: Path) -> None:
@@ -114,9 +137,10 @@ def test_the_worst_clips_come_first(tmp_path: Path) -> None:
     assert len(set(values)) > 1
 
 
-def test_the_verdict_is_in_the_ledger_with_what_it_is_of(tmp_path: Path) -> None:
-    found = verified(tmp_path, knobs=Knobs(brighter={"fast": 30}))
-    ledger = Ledger(tmp_path / "out" / "vgbatch.duckdb")
+def test_the_verdict_is_in_the_ledger_with_what_it_is_of(worse: tuple[Path, Verification]) -> None:
+    folder, found = worse
+    assert (found.passed, found.exit_code, failed(found)) == (False, 3, ["median PSNR"])
+    ledger = Ledger(folder / "out" / "vgbatch.duckdb")
     candidate = found.facts["candidate"]
     row = ledger.last_verification(
         model_revision=candidate["revision"],
@@ -132,11 +156,13 @@ def test_the_verdict_is_in_the_ledger_with_what_it_is_of(tmp_path: Path) -> None
     assert kept["psnr_db"] == found.facts["psnr_db"]
     assert "clips" not in kept
     # No run of its own is in the reports.
-    assert query(tmp_path, "SELECT count(*) FROM runs") == [(0,)]
+    assert query(folder, "SELECT count(*) FROM runs") == [(0,)]
 
 
-def test_another_verification_replaces_the_files_of_the_last(tmp_path: Path) -> None:
-    verified(tmp_path)
+def test_another_verification_replaces_the_files_of_the_last(
+    same: tuple[Path, Verification], tmp_path: Path
+) -> None:
+    shutil.copytree(same[0], tmp_path, dirs_exist_ok=True)
     found = verified(tmp_path, ROWS[:1], knobs=Knobs(log=tmp_path / "log"))
     assert [batch["ids"] for batch in read_log(tmp_path / "log")] == [["a"], ["a"]]
     assert found.facts["num_clips"] == 1
@@ -172,11 +198,57 @@ def test_a_manifest_is_cut_at_the_number_of_clips_and_its_wrong_rows_left_out(tm
     assert found.facts["adherence"] is None
 
 
+def test_two_models_are_compared_on_the_rows_that_both_can_render(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "narrow"
+    shutil.copytree(BUILTIN, model, ignore=shutil.ignore_patterns("*.py", "*.log", "few_step"))
+    limits = json.loads((model / "vgbatch.json").read_text())
+    (model / "vgbatch.json").write_text(json.dumps({**limits, "max_side": 64, "flow_shift": 5.0}))
+    rows = [{**ROWS[0], "width": 63}, ROWS[1], {**ROWS[2], "width": 128}]
+    found = verified(
+        tmp_path,
+        rows,
+        model=str(model),
+        against_model="builtin",
+        preset="exact",
+        console=Console(stderr=True),
+    )
+    said = capsys.readouterr().err
+    assert "manifest.parquet row 0 (id 'a')" in said
+    assert "manifest.parquet row 2 (id 'c')" in said
+    assert [clip["id"] for clip in found.facts["clips"]] == ["b"]
+    sides = [found.facts[name] for name in ("reference", "candidate")]
+    assert [side["model"] for side in sides] == ["builtin", str(model)]
+    assert sides[0]["revision"] != sides[1]["revision"]
+    assert found.passed
+    assert [check["name"] for check in found.facts["checks"]] == [
+        "compared clips",
+        "clips without frames",
+        "black clips",
+        "frozen clips",
+    ]
+
+
+def test_parts_of_a_manifest_are_one_prompt_set(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number, row in enumerate(ROWS):
+        write_manifest(folder, [row], name=f"{number}.parquet")
+    rows = _manifest_rows(str(folder), 2)
+    assert rows["id"].to_pylist() == ["a", "b"]
+    assert _manifest_rows(str(folder), None)["id"].to_pylist() == ["a", "b", "c"]
+    write_manifest(folder, pa.table({"prompt": ["p"], "seed": [[1]]}), name="9.parquet")
+    with pytest.raises(UnreadableManifest, match="parts"):
+        _manifest_rows(str(folder), None)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"against": "fats"}, "--against: fats"),
         ({"preset": "fats"}, "--preset: 'fats'"),
+        ({"rows": pa.table({"prompt": pa.array([], pa.string())})}, "nothing to compare"),
         ({"rows": [{**ROWS[0], "width": 63}]}, "nothing to compare: the reference cannot render any row"),
     ],
 )
@@ -194,44 +266,10 @@ def test_a_manifest_that_cannot_be_read_is_an_error_of_the_manifest(tmp_path: Pa
 
 
 def test_a_run_at_work_keeps_a_verification_out(tmp_path: Path) -> None:
-    from jobs.lock import run_lock
-
     (tmp_path / "out").mkdir()
     lock = run_lock(out=tmp_path / "out", ledger=tmp_path / "out" / "vgbatch.duckdb", run_id="r")
     with lock, pytest.raises(Busy):
         verified(tmp_path)
-
-
-# ---- what `run` says of presets that were not verified ----------------------------------------------
-
-
-def warnings_of(folder: Path, capsys: pytest.CaptureFixture[str], **flags: Any) -> list[str]:
-    render(folder, ROWS, console=Console(stderr=True, width=300), **flags)
-    said = capsys.readouterr().err.splitlines()
-    return [text for text in said if "verified" in text]
-
-
-def test_a_run_names_the_command_until_its_preset_was_verified(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    (warning,) = warnings_of(tmp_path, capsys, preset="fast")
-    assert warning == (
-        "warning: preset fast of builtin was never verified on fake cpu: "
-        f"`vgbatch verify --preset fast --model builtin --out {out}`"
-    )
-    verified(tmp_path, knobs=Knobs(brighter={"fast": 30}))
-    (warning,) = warnings_of(tmp_path, capsys, preset="fast", crf=19)
-    assert "did not pass when it was last verified on fake cpu" in warning
-    verified(tmp_path)
-    assert warnings_of(tmp_path, capsys, preset="fast", crf=20) == []
-
-
-def test_exact_needs_no_verification_and_several_cards_of_a_kind_one_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert warnings_of(tmp_path, capsys) == []
-    assert len(warnings_of(tmp_path, capsys, preset="fast", devices="cpu,cpu")) == 1
 
 
 # ---- the command ------------------------------------------------------------------------------------
@@ -245,34 +283,52 @@ def vgbatch(*args: str, folder: Path, knobs: str = "Knobs()") -> tuple[int, str,
 
 def test_the_command_prints_a_table_and_exits_as_the_gate_says(tmp_path: Path) -> None:
     write_manifest(tmp_path, ROWS)
-    code, out, err = vgbatch("verify", "manifest.parquet", "--preset", "fast", folder=tmp_path)
-    assert code == 0, err
-    assert "3 of 3 clips are equal to the last bit" in out
-    assert f"passed; the clips side by side, worst first: {tmp_path / 'out' / 'verify.html'}" in out
-    assert "never verified" not in err
-    worse = "Knobs(brighter={'fast': 30})"
-    code, out, err = vgbatch("verify", "manifest.parquet", "--preset", "fast", folder=tmp_path, knobs=worse)
+    knobs = "Knobs(brighter={'fast': 30})"
+    code, out, err = vgbatch("verify", "manifest.parquet", "--preset", "fast", folder=tmp_path, knobs=knobs)
     assert code == 3, err
     cells = [entry.split() for entry in out.splitlines()]
     assert ["median", "PSNR", "20.35", "dB", "at", "least", "25", "dB", "FAILED"] in cells
-    assert out.splitlines()[-1].startswith("failed: median PSNR; ")
+    page = tmp_path / "out" / "verify.html"
+    assert out.splitlines()[-1] == f"failed: median PSNR; the clips side by side, worst first: {page}"
+    assert page.exists()
+    assert "never verified" not in err
 
 
-def test_json_is_what_the_file_holds_and_bad_arguments_are_exit_2(tmp_path: Path) -> None:
+def test_json_is_what_the_file_holds(tmp_path: Path) -> None:
     write_manifest(tmp_path, ROWS)
     code, out, err = vgbatch("verify", "manifest.parquet", "--clips", "1", "--json", folder=tmp_path)
     assert code == 0, err
     facts = json.loads(out)
     assert facts == json.loads((tmp_path / "out" / "verify.json").read_text(encoding="utf-8"))
-    assert (facts["num_clips"], facts["candidate"]["preset"]) == (1, "exact")
-    code, _, err = vgbatch("verify", "manifest.parquet", "--against", "fats", folder=tmp_path)
+    assert (facts["num_clips"], facts["candidate"]["preset"], facts["passed"]) == (1, "exact", True)
+
+
+def test_unusable_arguments_are_exit_2_with_what_was_meant(tmp_path: Path) -> None:
+    code, _, err = vgbatch("verify", "--against", "fats", folder=tmp_path)
     assert (code, err.splitlines()[0]) == (2, "error: --against: fats")
     assert "did you mean fast?" in err
 
 
-def test_steps_that_were_skipped_are_a_share_of_all(tmp_path: Path) -> None:
-    from jobs.verify_sides import _skipped_frac
+def test_ctrl_c_ends_it_without_a_verdict(tmp_path: Path) -> None:
+    write_manifest(tmp_path, ROWS)
+    os.mkfifo(tmp_path / "log")
+    knobs = f"Knobs(hang_on=frozenset({{'a'}}), log=Path({str(tmp_path / 'log')!r}))"
+    process = command("verify", "manifest.parquet", folder=tmp_path, knobs=knobs)
+    assert process.stderr is not None
+    with open(os.open(tmp_path / "log", os.O_RDWR), encoding="utf-8") as log:
+        assert any('"ids"' in entry for entry in log)  # the batch that hangs is on the device
+    process.send_signal(signal.SIGINT)
+    assert any("a second signal stops at once" in said for said in process.stderr)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == "stopped by SIGINT: nothing is verified, the same command begins anew\n"
+    assert not (tmp_path / "out" / "verify.json").exists()
+    assert query(tmp_path, "SELECT count(*) FROM verifications") == [(0,)]
+    assert list((tmp_path / "out" / "verify").rglob("frames")) == []
 
+
+def test_steps_that_were_skipped_are_a_share_of_all() -> None:
     batch = {"num_clips": 2, "device_s": 1.0}
     skipping = {**batch, "steps_computed": 15, "steps_skipped": 5}
     assert _skipped_frac([skipping, {**skipping, "steps_computed": 20, "steps_skipped": 0}]) == 0.125

@@ -1,6 +1,6 @@
 """8-bit ops: what is rounded against float64, how it is rounded, and what comes of it.
 
-Triton's interpreter rounds e4m3 wrongly, so there kernels store what they would round; on a card they do both.
+Triton's interpreter rounds to e4m3 wrongly, so there kernels store what they would round; a card does both.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ from tests.test_pipeline_kernels_triton import (
     CARD,
     DEVICE,
     ROUTES,
+    WAYS,
     Route,
     _loops_of_the_interpreter,  # noqa: F401
     layer_normed,
 )
 
 SHAPES = ((1, 1, 48), (3, 33, 96), (2, 7, 1536), (1, 7, 3072))  # clips, tokens, channels
-HEADS = ((1, 1, 2, 16), (3, 33, 5, 16), (2, 70, 3, 64), (1, 7, 24, 128))  # clips, tokens, heads, channels of one
+HEADS = (
+    (1, 1, 2, 16),
+    (3, 33, 5, 16),
+    (2, 70, 3, 64),
+    (1, 7, 24, 128),
+)  # clips, tokens, heads, channels of one
 HALF_STEP, LEAST_STEP = 2.0**-4, 2.0**-9  # of e4m3: relative, and below its normal numbers
 EIGHT_BIT_ROUTES = [route for route in ROUTES if route[0] == "op" or CARD]
 
@@ -200,7 +206,7 @@ def run_fp8_qkv(
 @each_route(ROUTES)
 @pytest.mark.parametrize("sizes", HEADS, ids=str)
 def test_queries_keys_and_values_are_normed_turned_and_centred(sizes: tuple[int, ...], route: Route) -> None:
-    clips, tokens, heads, _ = sizes
+    _, tokens, heads, _ = sizes
     qkv, weights, angle = qkv_inputs(route, sizes)
     values, v_scales, v_means = run_fp8_qkv(route, qkv, weights, angle, heads=heads)
     q, k, v = (part.double() for part in values.chunk(3, dim=-1))
@@ -238,7 +244,9 @@ def test_no_query_and_no_key_is_beyond_the_range_however_lopsided_it_is(route: R
     angle = route.fp32(tokens, head_channels // 2, seed=3)
     values, _, _ = run_fp8_qkv(route, qkv, weights, angle, heads=heads)
     assert values.abs().max() <= LARGEST * (1 + 1e-5)
-    assert values[..., :channels].abs().max() >= LARGEST / 2  # and the bound of queries is no larger than it must be
+    assert (
+        values[..., :channels].abs().max() >= LARGEST / 2
+    )  # and the bound of queries is no larger than it must be
 
 
 def attended(qkv: torch.Tensor, weights: torch.Tensor, angle: torch.Tensor, *, heads: int) -> torch.Tensor:
@@ -252,7 +260,7 @@ def attended(qkv: torch.Tensor, weights: torch.Tensor, angle: torch.Tensor, *, h
 def exactly_attended(
     qkv: torch.Tensor, weights: torch.Tensor, angle: torch.Tensor, *, heads: int, eight_bit: bool
 ) -> torch.Tensor:
-    """In float64. eight_bit: by queries, keys and values that e4m3 has rounded, each to its head's largest."""
+    """In float64. eight_bit: queries, keys and values are rounded to e4m3, scaled by their head's largest."""
     q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.double().chunk(3, dim=-1))
     q, k = (
         rotated(rms_normed(x.flatten(2), weight.double()).unflatten(-1, (heads, -1)), angle.double())
@@ -270,7 +278,9 @@ def rounded_by_head(x_BNHK: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("common", [0.0, 3.0])
-def test_attention_errs_as_rounding_must_and_no_more_for_what_all_tokens_have_in_common(common: float) -> None:
+def test_attention_errs_as_rounding_must_and_no_more_for_what_all_tokens_have_in_common(
+    common: float,
+) -> None:
     sizes = 2, 150, 3, 64
     route = Route("op", "cpu", torch.float32)
     qkv, weights, angle = qkv_inputs(route, sizes)
@@ -337,14 +347,57 @@ def op_calls() -> dict[str, tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fp8_rows", "affine_norm_fp8", "gated_residual_norm_fp8", "gelu_fp8", "fp8_qkv", "fp8_linear"],
-)
+# All but those of gradients, and but that of a schema where inputs have 8 bits: it reckons with them.
+REGISTRATION = ("test_faketensor", "test_autograd_registration")
+CHECKS = {
+    "fp8_rows": ("test_schema", *REGISTRATION),
+    "affine_norm_fp8": ("test_schema", *REGISTRATION),
+    "gated_residual_norm_fp8": ("test_schema", *REGISTRATION),
+    "gelu_fp8": ("test_schema", *REGISTRATION),
+    "fp8_qkv": ("test_schema", *REGISTRATION),
+    "fp8_linear": REGISTRATION,
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
 def test_what_an_op_says_of_itself_is_true(name: str) -> None:
-    # Those of gradients ask for arithmetic that 8-bit floats do not have.
-    torch.library.opcheck(
-        getattr(torch.ops.vgbatch, name).default,
-        op_calls()[name],
-        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
+    op = getattr(torch.ops.vgbatch, name).default
+    torch.library.opcheck(op, op_calls()[name], test_utils=CHECKS[name])
+
+
+def small_block(
+    x: torch.Tensor,
+    qkv: torch.Tensor,
+    vector: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+) -> torch.Tensor:
+    """Every op once; x and qkv change in place."""
+    packed = fp8_qkv(qkv, weights_2D=torch.stack([vector, vector]), eps=EPS, num_heads=2, rope=(cos, sin))
+    qkv.copy_(packed.values_BN3D)
+    rows = fp8_rows(qkv.chunk(3, dim=-1)[2].contiguous(), weight=packed.v_scales_B1D, bias=packed.v_means_B1D)
+    bias = vector.to(x.dtype)
+    branch = fp8_linear(rows, weight=weight, scales=scales, bias=bias)
+    branch += fp8_linear(
+        affine_norm_fp8(x, weight=vector, bias=vector, eps=EPS), weight=weight, scales=scales, bias=bias
     )
+    rows = gated_residual_norm_fp8(x, branch, gate=vector, weight=vector, bias=vector, eps=EPS)
+    return gelu_fp8(fp8_linear(rows, weight=weight, scales=scales, bias=bias)).scales_BN1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16] if CARD else [torch.bfloat16, torch.float32], ids=str)
+def test_ops_give_the_same_however_they_are_called(way: str, dtype: torch.dtype) -> None:
+    def activations() -> list[torch.Tensor]:
+        return [rand(2, 5, width, seed=1, dtype=dtype, device=DEVICE) for width in (32, 96)]
+
+    angle = rand(5, 1, 8, seed=2, device=DEVICE)
+    weight = fp8_weight(rand(32, 32, seed=4, device=DEVICE))
+    weights = rand(32, seed=3, device=DEVICE), angle.cos(), angle.sin(), *weight
+    expected_activations, ours = activations(), activations()
+    expected = small_block(*expected_activations, *weights)
+    assert torch.equal(WAYS[way](small_block)(*ours, *weights), expected)
+    for changed, expected_change in zip(ours, expected_activations, strict=True):
+        assert torch.equal(changed, expected_change)

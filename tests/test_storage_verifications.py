@@ -10,25 +10,9 @@ import pytest
 
 from storage.ledger import Ledger
 from storage.rows import VerificationRow
-from tests.storage_rows import at, new_ledger
+from tests.storage_rows import at, new_ledger, verification_row
 
-ROW = VerificationRow(
-    verification_id="v1",
-    model="tiny",
-    model_revision="rev1",
-    lora=None,
-    preset="fast",
-    reference_model="tiny",
-    reference_revision="rev1",
-    reference_lora=None,
-    reference_preset="exact",
-    numerics="n1",
-    gpu_name="H200",
-    num_clips=600,
-    passed=True,
-    result='{"psnr_db": {"median": 31.5}}',
-    verified_at=at(0),
-)
+ROW = verification_row()
 
 
 def last(ledger: Ledger, **changes: Any) -> VerificationRow | None:

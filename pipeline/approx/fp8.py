@@ -1,12 +1,12 @@
-"""A transformer whose large products are of 8-bit floats: e4m3, by tensor cores at nearly twice bfloat16's rate.
+"""A transformer whose large products are of 8-bit floats (e4m3), at nearly twice the rate of bfloat16.
 
-In a block these are self-attention with its four projections, and both linears of the feed-forward layer: at
-31,248 tokens nine tenths of the arithmetic. Rows are quantised by the op before the product (a norm, GELU,
-attention), weights once. All else stays as it is: embedders, modulation, the first and the last projection, the
-residual stream and its norms, and cross-attention, whose keys are few and whose query decides what is shown.
+In a block these are self-attention with its four projections and both linears of the feed-forward layer, nine
+tenths of the arithmetic at 31,248 tokens. Rows are quantised by the op before a product (a norm, GELU,
+attention), weights once. All else stays as it is: embedders, modulation, the first and the last projection,
+the residual stream and its norms, and cross-attention, which decides what is shown at little cost.
 
-On a CPU the same values are rounded to e4m3 and multiplied in fp32: what it costs in quality can be seen there,
-not what it gains in time.
+On a CPU the same values are rounded to e4m3 and multiplied in fp32, which shows what it costs in quality, not
+what it gains in time.
 
 Shapes: B clips, N tokens, D channels, H heads of K channels, I and O channels in and out.
 """
@@ -30,7 +30,9 @@ from pipeline.kernels.qk_norm_rope import Rope, qk_norm_rope_
 from pipeline.models.wan_block import Form, Linear, PlainFeedForward, PlainSelfAttention, WanBlock
 from pipeline.models.wan_transformer import Convert
 
-# Blocks that are not converted.
+# Numbers of blocks that stay in the stream's dtype. The built-in model needs none: with all in 8 bits its
+# clips are 36.7 dB from exact ones of the same noise, the median of 60, and as many show what was asked for.
+# Keeping its last block changed neither.
 KEPT_BLOCKS: frozenset[int] = frozenset()
 
 FP8 = Form(norm=affine_norm_fp8, residual_norm=gated_residual_norm_fp8)  # Fp8Rows
@@ -84,9 +86,7 @@ class Fp8Mixing:
     score_scales_H: torch.Tensor
 
     def __call__(self, qkv_BN3D: torch.Tensor, rope: Rope, backend: str) -> Fp8Rows:
-        qkv = fp8_qkv(
-            qkv_BN3D, weights_2D=self.weights_2D, eps=self.eps, num_heads=self.num_heads, rope=rope
-        )
+        qkv = fp8_qkv(qkv_BN3D, weights_2D=self.weights_2D, eps=self.eps, num_heads=self.num_heads, rope=rope)
         mixed_BND = fp8_attention(qkv.values_BN3D, score_scales=self.score_scales_H)
         return fp8_rows(mixed_BND, weight=qkv.v_scales_B1D, bias=qkv.v_means_B1D)
 
@@ -138,7 +138,7 @@ class Fp8Support:
 def fp8_support(device: str, *, dtype: torch.dtype) -> Fp8Support:
     """dtype: of the transformer. Initialises CUDA for a card."""
     if device == "cpu":
-        return Fp8Support(linears=True, attention=True, reason="emulated, rounded to e4m3 and computed in fp32")
+        return Fp8Support(linears=True, attention=True, reason="emulated, by rounding what fp32 multiplies")
     if dtype != torch.bfloat16:
         return Fp8Support(linears=False, attention=False, reason=f"{dtype} was asked for, not torch.bfloat16")
     capability = torch.cuda.get_device_capability(device)
@@ -155,7 +155,7 @@ def fp8_support(device: str, *, dtype: torch.dtype) -> Fp8Support:
 
 
 def fp8_convert(support: Fp8Support, *, kept: frozenset[int] = KEPT_BLOCKS) -> Convert | None:
-    """For a WanTransformer; None where its blocks stay as they are. kept: numbers of blocks that do as well."""
+    """For a WanTransformer; None where its blocks stay as they are. kept: numbers of those that do anyway."""
     if not support.linears:
         return None
 
@@ -166,7 +166,7 @@ def fp8_convert(support: Fp8Support, *, kept: frozenset[int] = KEPT_BLOCKS) -> C
 
 
 def fp8_block(block: WanBlock, *, with_attention: bool = True) -> WanBlock:
-    """A plain block in 8 bits; itself where tensor cores cannot take its sizes. Holds no weight of it twice."""
+    """A plain block in 8 bits, or itself where tensor cores cannot take its sizes."""
     own, feed_forward = block.self_attention, block.feed_forward
     assert isinstance(own, PlainSelfAttention)
     assert isinstance(feed_forward, PlainFeedForward)

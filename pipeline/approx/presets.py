@@ -17,20 +17,38 @@ class Approximation:
 
     fp8: linears and self-attention in e4m3, where the card has it. step_cache_limit: how much relative change
     of the velocity may add up before a step is computed again (step_cache.py). guidance_reuse_from: the
-    fraction of the schedule after which what guidance adds is reused (guidance_reuse.py).
-    guidance_interval: the noise levels, from high to low, between which steps are guided.
-    sparse: skip blocks of keys in long self-attention (sparse.py).
+    fraction of the schedule after which what guidance adds serves two steps (guidance.py).
+    guidance_interval: the noise levels, from high to low, between which steps are guided (guidance.py).
+    skipped_frac: leave this fraction of the steps out whatever they hold, for timing alone.
     """
 
     fp8: bool = False
     step_cache_limit: float | None = None
     guidance_reuse_from: float | None = None
     guidance_interval: tuple[float, float] | None = None
-    sparse: bool = False
+    skipped_frac: float | None = None
+
+    @property
+    def changes_steps(self) -> bool:
+        """Whether any step is other than two plain forwards."""
+        return any(
+            setting is not None
+            for setting in (
+                self.step_cache_limit,
+                self.guidance_reuse_from,
+                self.guidance_interval,
+                self.skipped_frac,
+            )
+        )
 
 
-_STEP_CACHE_LIMIT = 0.05
-_GUIDANCE_REUSE_FROM = 0.5
+# Chosen on the built-in model, 20 steps, by clips whose steps their own changes decide about: 72 captions
+# that it was not trained on and that nothing was chosen by. With both, 48 % of the forwards are left out,
+# the median clip is 40.5 dB from the exact one of the same noise (SSIM 0.990), and as many show what was
+# asked for (85 %). On 60 others a limit of 0.2 left out 61 %, for 35.9 dB and two clips fewer; 0.1 50 %,
+# for 41.5 dB and one fewer.
+_STEP_CACHE_LIMIT = 0.1
+_GUIDANCE_REUSE_FROM = 0.3
 _GUIDANCE_INTERVAL = (0.95, 0.2)
 
 _APPROXIMATIONS: Mapping[str, Approximation] = {
@@ -42,7 +60,6 @@ _APPROXIMATIONS: Mapping[str, Approximation] = {
     "step-cache": Approximation(step_cache_limit=_STEP_CACHE_LIMIT),
     "guidance-reuse": Approximation(guidance_reuse_from=_GUIDANCE_REUSE_FROM),
     "guidance-interval": Approximation(guidance_interval=_GUIDANCE_INTERVAL),
-    "sparse": Approximation(sparse=True),
 }
 
 

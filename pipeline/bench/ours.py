@@ -17,7 +17,7 @@ from pipeline.bench.setting import SEED, GuidedInputs, Setting
 from pipeline.bench.switches import with_cudnn
 from pipeline.bench.weights import Parts
 from pipeline.config import EngineConfig, ModelSource, resolved
-from pipeline.engine import Engine
+from pipeline.engine import Engine, Loaded
 from pipeline.graph.attention_choice import backend_chooser
 from pipeline.models.families import WAN_NEGATIVE_PROMPT
 from pipeline.models.protocol import Piece, joined
@@ -31,9 +31,7 @@ TEXTS = {
     "from the side at the height of its eyes, shallow depth of field, natural colours, cinematic wide shot",
     "negative_prompt": WAN_NEGATIVE_PROMPT,
 }
-_SOURCE = ModelSource(
-    weights=Weights("bench"), folder=Path("bench"), base_revision="bench", engine="wan"
-)
+_SOURCE = ModelSource(weights=Weights("bench"), folder=Path("bench"), base_revision="bench", engine="wan")
 
 
 def guided_step(setting: Setting, module: Any, inputs: GuidedInputs) -> Callable[[], torch.Tensor]:
@@ -98,7 +96,9 @@ def attention(setting: Setting) -> str:
 def make_engine(setting: Setting, parts: Parts) -> Engine:
     """An engine that has the bench's model loaded already, in place of one read from a checkpoint."""
     vae = setting.weights.vae(device=setting.device).to(vae_dtype(setting))
-    return Engine(_config(setting), loaded=(_SOURCE, _model(setting, vae=vae, **vars(parts))))
+    return Engine(
+        _config(setting), loaded=Loaded(source=_SOURCE, model=_model(setting, vae=vae, **vars(parts)))
+    )
 
 
 def clips(

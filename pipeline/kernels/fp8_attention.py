@@ -43,8 +43,8 @@ def plain_fp8_attention(
 def _flash3(
     q_BNHK: torch.Tensor, k_BNHK: torch.Tensor, v_BNHK: torch.Tensor, *, score_scales_H: torch.Tensor
 ) -> torch.Tensor:
-    # It multiplies queries' and keys' scales, so one of them can stand for both. Values have scales by channel,
-    # which it knows nothing of.
+    # It multiplies the scales of queries and keys, so one can stand for both. Those of values are by channel,
+    # of which it knows nothing.
     return flash3_forward()(
         q_BNHK,
         k_BNHK,

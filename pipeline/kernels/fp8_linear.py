@@ -9,9 +9,9 @@ import torch
 
 from pipeline.kernels.fp8_rows import Fp8Rows, plain_fp8_rows
 
-# Tensor cores of Hopper add e4m3 products with about 14 bits; without it they hand their sums over to fp32 every
-# 128 products, which costs time. Rounding to e4m3 leaves each product 4 bits, an error that sums of thousands
-# average out but a sum's own rounding does not: whether it shows at 14,336 channels is for a card to say.
+# Hopper's tensor cores add e4m3 products in about 14 bits. Without fast accumulation they hand their sums to
+# fp32 every 128 products, which takes time. Rounding to e4m3 leaves each factor 4 bits; that 14,336 products
+# added so add less than a tenth to that error is what tests/test_pipeline_on_card_fp8.py holds them to.
 FAST_ACCUMULATION = True
 
 

@@ -1,9 +1,9 @@
 """Queries, keys and values of self-attention in e4m3: normed, turned, centred, each within its range.
 
 What all keys have in common adds the same to every score of a query, which softmax does not see; what all
-values have in common is in every output. Both are taken off before rounding, which then errs by a part of what
-is left. Queries and keys need no look at their size: after their norm no channel can be larger than sqrt(D)
-times its weight, and e4m3 loses nothing to a scale that is too large by less than a few hundred.
+values have in common is in every output. Both are taken off before rounding, which then errs by a part of
+what is left. Nobody looks how large queries and keys are: after their norm no channel is beyond sqrt(D) times
+its weight, and to a scale that is some hundred times too large e4m3 loses next to nothing.
 
 Shapes: B clips, N tokens, D channels, H heads of K channels (D = H * K), R = K / 2 rotated pairs.
 """
@@ -20,8 +20,8 @@ from pipeline.kernels.qk_norm_rope import Rope, qk_norm_rope
 from pipeline.kernels.rows import row_launch
 from pipeline.kernels.triton_jit import jit, tl
 
-# Of the tokens' keys that are averaged: any one vector may be taken off all keys, so a sample is exact as well.
-# A prime, so that it does not fall on the same column of every line of a picture.
+# One key in so many is averaged: any vector may be taken off all keys, so that a sample is as exact as all. A
+# prime, as it should not fall on the same column in every line of a picture.
 _KEY_STEP = 13
 _TOKENS_PER_PROGRAM = 5 * _KEY_STEP
 
@@ -34,7 +34,7 @@ class Fp8Norms(NamedTuple):
 
 
 class Fp8Qkv(NamedTuple):
-    """Queries, keys and values in e4m3. Attention's output is that of these values, times scales, plus means."""
+    """All three in e4m3. Attention's output is what comes of these values, times scales, plus means."""
 
     values_BN3D: torch.Tensor
     v_scales_B1D: torch.Tensor
@@ -56,8 +56,8 @@ def fp8_qkv(
 ) -> Fp8Qkv:
     """qk_norm_rope of queries and keys, all three centred and in e4m3.
 
-    qkv: contiguous, (B, N, 3 * D). weights: of fp8_norms. Moves 4.2 * B * N * D values of qkv's dtype and 3 of a
-    byte: reads values and a sample of keys for their means, then all of it, and writes the result.
+    qkv: contiguous, (B, N, 3 * D). weights: of fp8_norms. Moves 4.1 * B * N * D values of qkv's dtype, and as
+    many as it has of a byte: reads values and a sample of keys for their means, then all, and writes it.
     """
     values_BN3D, affine_B2D = _fp8_qkv_op(qkv_BN3D, weights_2D, eps, num_heads, *rope)
     return Fp8Qkv(values_BN3D, affine_B2D[:, :1], affine_B2D[:, 1:])
@@ -100,8 +100,7 @@ def triton_fp8_qkv(
     assert cos_N1R.shape == sin_N1R.shape == (tokens, 1, half)
     (row_programs, _), tile = row_launch(qkv_BN3D, channels=channels)
     num_parts = -(-tokens // _TOKENS_PER_PROGRAM)
-    fp32 = {"dtype": torch.float32, "device": qkv_BN3D.device}
-    partials_BP4D = torch.empty((clips, num_parts, 4, channels), **fp32)
+    partials_BP4D = weights_2D.new_empty((clips, num_parts, 4, channels))
     _partials_kernel[num_parts, clips](
         qkv_BN3D,
         weights_2D,
@@ -115,12 +114,10 @@ def triton_fp8_qkv(
         BLOCK_D=tile["BLOCK_D"],
         STEP=_KEY_STEP,
         NUM_TOKENS=_TOKENS_PER_PROGRAM,
-        num_warps=max(
-            1, tile["BLOCK_D"] // 512
-        ),  # 16 channels a thread, of each of which it keeps four values
+        num_warps=max(1, tile["BLOCK_D"] // 512),  # 16 channels a thread, which keeps three values of each
     )
-    affine_B2D = torch.empty((clips, 2, channels), **fp32)
-    inner_B2D = torch.empty((clips, 2, channels), **fp32)
+    affine_B2D = weights_2D.new_empty((clips, 2, channels))
+    inner_B2D = weights_2D.new_empty((clips, 2, channels))
     _means_kernel[-(-channels // 32), clips](
         partials_BP4D,
         affine_B2D,
@@ -193,9 +190,7 @@ def _partials_kernel(
     for index in range(0, NUM_TOKENS, STEP):
         k = tl.load(k_ptrs + index * (3 * D), mask=inside & (first + index < num_tokens), other=0.0)
         token = first + index + tl.zeros([1, 1], tl.int32)
-        k_sum += normed_and_rotated(
-            k.to(tl.float32), weight, cos_ptr, sin_ptr, token, num_tokens, eps, D, R
-        )
+        k_sum += normed_and_rotated(k.to(tl.float32), weight, cos_ptr, sin_ptr, token, num_tokens, eps, D, R)
     tl.store(out_ptrs, k_sum, mask=inside)
 
     v_sum = tl.zeros([1, BLOCK_D], tl.float32)

@@ -32,7 +32,7 @@ def plain_fp8_rows(x_BND: torch.Tensor) -> Fp8Rows:
 
 
 def to_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """To the nearest, ties to even; what is too large becomes the largest, as not every cast of torch has it."""
+    """To the nearest, ties to even. What is too large becomes the largest, as not every torch casts it."""
     return x.clamp(-LARGEST, LARGEST).to(E4M3)
 
 
@@ -116,7 +116,7 @@ def _fp8_rows_kernel(
 def row_channels(BLOCK_D: tl.constexpr) -> tl.tensor:
     """For kernels: (1, BLOCK_D), of which a thread holds 8 at a time.
 
-    Left to itself Triton gives it 16, which are 16 bytes of e4m3, moves all values through shared memory to get
+    Left to itself Triton gives it 16, which are 16 bytes of e4m3, moves values through shared memory to get
     there, and leaves half of the threads idle at the end of 3,072.
     """
     return tl.max_contiguous(tl.arange(0, BLOCK_D), 8)[None, :]

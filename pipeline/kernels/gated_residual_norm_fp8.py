@@ -1,4 +1,4 @@
-"""gated_residual_norm (gated_residual_norm.py) whose norm is read by an 8-bit product: rows in e4m3 with scales.
+"""gated_residual_norm (gated_residual_norm.py) whose norm is read by an 8-bit product: e4m3 rows with scales.
 
 Shapes: B clips, N tokens, D channels.
 """
@@ -25,7 +25,7 @@ def gated_residual_norm_fp8(
     bias: torch.Tensor,
     eps: float,
 ) -> Fp8Rows:
-    """Inputs as in gated_residual_norm. Moves 3 * B * N * D values of x's dtype and as many once of a byte."""
+    """Inputs as in gated_residual_norm. Moves 3 * B * N * D values of x's dtype and B * N * D of a byte."""
     return Fp8Rows(*_gated_residual_norm_fp8_op(x_BND, branch_BND, gate, weight, bias, eps))
 
 

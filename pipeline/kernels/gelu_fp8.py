@@ -65,8 +65,8 @@ def _gelu_fp8_kernel(
     rows = clip * num_tokens + tokens
     cells = rows[:, None] * F + channels
     x = tl.load(x_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2z)), which is a root squared: a division would take more instructions.
-    # The constants are -2 * log2(e) * sqrt(2 / pi), alone and times 0.044715.
+    # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2z)), here a root squared, as a division takes more instructions. The
+    # constants are -2 * log2(e) * sqrt(2 / pi), alone and times 0.044715.
     power = x * (-2.3022082 - 0.10294324 * x * x)
     root = tl.rsqrt(1.0 + tl.exp2(power))
     store_fp8_rows(x * root * root, values_ptr + cells, scales_ptr + rows, inside, present)

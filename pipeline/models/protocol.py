@@ -42,6 +42,12 @@ class Denoiser(Protocol):
     def __call__(self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float) -> torch.Tensor:
         """The guided velocity in fp32, of the latents' shape. index: of one of the denoiser's own steps."""
 
+    def branches(
+        self, latents_BCTHW: torch.Tensor, *, index: int, is_guided: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """What it is made of, for those who reuse parts of it: the prompt's velocity and, where guided, the
+        negative prompt's, in fp32, the caller's to keep."""
+
 
 class VideoModel(Protocol):
     """A loaded model on its device. scheduler_config: of the sampler it was published with.

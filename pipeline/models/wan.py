@@ -28,7 +28,7 @@ from pipeline.models.protocol import Piece
 from pipeline.models.text import MAX_TOKENS
 from pipeline.models.text_encoder import encode_prompts, page_locked
 from pipeline.models.wan_denoiser import PaddedTexts, WanDenoiser
-from pipeline.models.wan_transformer import BackendOf, WanTransformer, torch_attention
+from pipeline.models.wan_transformer import BackendOf, Convert, WanTransformer, torch_attention
 from pipeline.models.wan_vae.decoder import WanDecoder
 from pipeline.models.wan_vae.tiles import WHOLE, Grid
 
@@ -157,14 +157,17 @@ def load_wan(
     dtype: str,
     vae_dtype: str,
     backend_of: BackendOf = torch_attention,
+    convert: Convert | None = None,
 ) -> WanModel:
     """Read a checkpoint's safetensors onto a device. dtype: of transformers and text encoder.
 
-    backend_of: the attention library for self-attention of a shape.
+    backend_of: the attention library for self-attention of a shape. convert: as WanTransformer's.
 
     Raises ModelError when a hub model's weights cannot be fetched.
     """
-    folder = source.folder if source.hub_id is None else fetch_weights(source.hub_id, commit=source.base_revision)
+    folder = (
+        source.folder if source.hub_id is None else fetch_weights(source.hub_id, commit=source.base_revision)
+    )
     index = _read_json(folder / "model_index.json")
     scheduler_config = _read_json(folder / "scheduler" / "scheduler_config.json")
     boundary_ratio = index.get("boundary_ratio")
@@ -176,7 +179,7 @@ def load_wan(
     ]
     loras = FusedLoras(modules)
     loras.use(source.loras)
-    experts = [_expert(module, device=device, backend_of=backend_of) for module in modules]
+    experts = [_expert(module, device=device, backend_of=backend_of, convert=convert) for module in modules]
     return WanModel(
         tokenizer=_load_tokenizer(folder),
         text_encoder=_load_text_encoder(folder, device, getattr(torch, dtype)),
@@ -213,9 +216,11 @@ def _load_transformer(folder: Path, *, device: str, dtype: torch.dtype, num_expe
     return module.to(device)
 
 
-def _expert(module: Any, *, device: str, backend_of: BackendOf) -> WanTransformer:
+def _expert(module: Any, *, device: str, backend_of: BackendOf, convert: Convert | None) -> WanTransformer:
     is_there = module.patch_embedding.weight.device.type == torch.device(device).type
-    return WanTransformer(module, backend_of=backend_of, streamed_to=None if is_there else device)
+    return WanTransformer(
+        module, backend_of=backend_of, streamed_to=None if is_there else device, convert=convert
+    )
 
 
 def _on_device(component: Any, folder: Path, device: str, **dtype: torch.dtype) -> Any:

@@ -54,7 +54,7 @@ class TextKeys:
 
 
 class Form(NamedTuple):
-    """How the residual stream under a norm is handed over: by the norm alone, or with the residual before it."""
+    """How the residual stream is handed over under a norm: by that alone, or with the residual before it."""
 
     norm: Callable[..., Any]
     residual_norm: Callable[..., Any]

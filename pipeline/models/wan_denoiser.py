@@ -47,15 +47,25 @@ class WanDenoiser:
         self._tables = self._expert.step_tables(timesteps_S)
 
     def __call__(self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float) -> torch.Tensor:
-        assert self._tables is not None
-        num_texts = 1 if guidance_scale == 1.0 else 2
-        velocities = self._forward(num_texts, latents_BCTHW)(
-            latents_BCTHW, self._tables.blocks_SL6D[index], self._tables.head_S2D[index]
-        )
-        if num_texts == 1:
+        velocities = self._velocities(latents_BCTHW, index, num_texts=1 if guidance_scale == 1.0 else 2)
+        if len(velocities) == 1:
             return velocities[0].to(torch.float32, copy=True)  # a recorded forward writes there again
         conditional, unconditional = (velocity.float() for velocity in velocities)
         return guided(conditional, unconditional, scale=guidance_scale)
+
+    def branches(
+        self, latents_BCTHW: torch.Tensor, *, index: int, is_guided: bool
+    ) -> tuple[torch.Tensor, ...]:
+        velocities = self._velocities(latents_BCTHW, index, num_texts=2 if is_guided else 1)
+        return tuple(velocity.to(torch.float32, copy=True) for velocity in velocities)
+
+    def _velocities(
+        self, latents_BCTHW: torch.Tensor, index: int, *, num_texts: int
+    ) -> tuple[torch.Tensor, ...]:
+        assert self._tables is not None
+        return self._forward(num_texts, latents_BCTHW)(
+            latents_BCTHW, self._tables.blocks_SL6D[index], self._tables.head_S2D[index]
+        )
 
     def _forward(self, num_texts: int, latents_BCTHW: torch.Tensor) -> Recorded:
         if latents_BCTHW.shape != self._latent_shape:  # another bucket: the last one's recordings hold memory

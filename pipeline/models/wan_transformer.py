@@ -34,8 +34,8 @@ def torch_attention(shape_BNHK: tuple[int, int, int, int]) -> str:
 class WanTransformer:
     """module: a diffusers WanTransformer3DModel for text-to-video, on its device in its dtype.
 
-    convert: makes another block of each, by its number, such as approx/fp8.py's. The module's own go as soon as
-    they are converted, so it can compute no more.
+    convert: makes another block of each, by its number, as approx/fp8.py does. The module's own go as soon as
+    they are converted, and it can compute no more.
     streamed_to: for a module on the CPU that is too large for this device. Its blocks then wait in host
     memory and come one by one; all else moves there, and the module itself can compute no more.
     """
@@ -57,7 +57,9 @@ class WanTransformer:
         self.blocks: Sequence[WanBlock] = self._blocks(convert)
         self._forms = [block.self_attention.form for block in self.blocks]
         if streamed_to is not None:
-            assert len(set(self._forms)) == 1, "streamed blocks take each other's room, so all are of one kind"
+            assert len(set(self._forms)) == 1, (
+                "streamed blocks take each other's room, so all are of one kind"
+            )
             self.blocks = StreamedLayers(self.blocks, device=streamed_to)
             module.blocks = torch.nn.ModuleList()
             module.to(streamed_to)

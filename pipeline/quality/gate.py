@@ -72,7 +72,7 @@ def judge(
     """differences: of the clips that both sides rendered. num_missing: clips that only the reference did.
     adherence: None where nobody knows what the clips should show."""
     return (
-        _at_least("compared clips", len(differences), 1, unit="clips"),
+        _at_least("compared clips", len(differences), 1, unit=""),
         _none_of("clips without frames", num_missing),
         _none_of("black clips", sum(one.is_black for one in differences)),
         _none_of("frozen clips", sum(one.is_frozen for one in differences)),
@@ -87,7 +87,7 @@ def has_passed(checks: Iterable[Check]) -> bool:
 
 
 def _none_of(name: str, count: int) -> Check:
-    return Check(name=name, value=count, relation="at most", limit=0, unit="clips", passed=count == 0)
+    return Check(name=name, value=count, relation="at most", limit=0, unit="", passed=count == 0)
 
 
 def _at_least(name: str, value: float, limit: float, *, unit: str) -> Check:
@@ -102,11 +102,11 @@ def _likeness(name: str, values: Iterable[float | None], limit: float | None, *,
 def _adherence(shares: PairedShares | None, limits: Limits) -> list[Check]:
     checks = []
     if limits.lost_frac is not None:
-        lost = None if shares is None else -shares.difference_frac
+        lost = None if shares is None else 0 - shares.difference_frac
         note = _NO_TRUTH if shares is None else None
         checks.append(_at_most_lost("adherence lost", lost, limits.lost_frac, note=note))
     if limits.interval_frac is not None:
-        lost = None if shares is None else -shares.low_frac
+        lost = None if shares is None else 0 - shares.low_frac
         note = _NO_TRUTH if shares is None else _too_few(shares.num_clips, limits.interval_frac)
         checks.append(_at_most_lost("adherence lost, 95 % bound", lost, limits.interval_frac, note=note))
     return checks
