@@ -13,7 +13,7 @@ from manifests.errors import OutOfDeviceMemory
 from pipeline.bench import clips, ours, reference, stages
 from pipeline.bench.clips import Mp4
 from pipeline.bench.clock import Clock
-from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, TUNED
+from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, OURS_FP8, TUNED
 from pipeline.bench.setting import Setting, guided_inputs, noise
 from pipeline.bench.stages import run_stage
 from pipeline.bench.weights import RandomWeights
@@ -48,7 +48,8 @@ def setting_of(shape: Shape, **changes: Any) -> Setting:
 @SHAPES
 def test_both_sides_compute_the_same_step(shape: Shape) -> None:
     result = run_stage("forward", setting_of(shape))
-    assert [column.name for column in result.columns] == [DIFFUSERS, TUNED, OURS]
+    assert [column.name for column in result.columns] == [DIFFUSERS, TUNED, OURS, OURS_FP8]
+    # Too few channels for tensor cores in 8 bits: there the last column is exact as well.
     assert all(column.facts["relative_difference"] < 1e-5 for column in result.columns[1:])
     assert result.operations is not None
     assert result.matmul_tflops is not None

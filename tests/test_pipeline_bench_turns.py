@@ -88,8 +88,9 @@ def test_a_side_counts_what_it_shares_and_what_it_built_but_not_its_neighbours()
 
     lineup.add("first", lambda: build(5))
     lineup.add("second", lambda: build(7))
+    lineup.add("third", lambda: build(20), shares=False)
     columns, beside = lineup.run(seconds=0, beside={"matmul": clock.takes(2.0)})
-    assert [column.peak_memory_bytes for column in columns] == [60 + 5 + 1000, 60 + 7 + 1000]
+    assert [column.peak_memory_bytes for column in columns] == [60 + 5 + 1000, 60 + 7 + 1000, 20 + 1000]
     assert beside == {"matmul": (2.0,)}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from manifests.job import Batch, Bucket, Job, Weights
+from pipeline.approx.fp8 import fp8_convert, fp8_support
 from pipeline.bench.setting import SEED, GuidedInputs, Setting
 from pipeline.bench.switches import with_cudnn
 from pipeline.bench.weights import Parts
@@ -34,12 +35,14 @@ TEXTS = {
 _SOURCE = ModelSource(weights=Weights("bench"), folder=Path("bench"), base_revision="bench", engine="wan")
 
 
-def guided_step(setting: Setting, module: Any, inputs: GuidedInputs) -> Callable[[], torch.Tensor]:
-    """Both forwards of a step and their combination.
+def guided_step(
+    setting: Setting, module: Any, inputs: GuidedInputs, *, fp8: bool = False
+) -> Callable[[], torch.Tensor]:
+    """Both forwards of a step and their combination. fp8: of blocks in 8 bits; the module's own then go.
 
     What is the same at every step of a clip is computed here, once: text keys and values, timestep tables.
     """
-    model = _model(setting, experts=[module])
+    model = _model(setting, experts=[module], fp8=fp8)
     with torch.inference_mode():
         denoiser = model.denoiser(
             [inputs.prompt_LE], [inputs.negative_LE], timesteps=inputs.timestep.reshape(1), expert=0
@@ -128,15 +131,17 @@ def _model(
     text_encoder: Any = None,
     tokenizer: Any = None,
     frames_at_once: int | None = None,
+    fp8: bool = False,
 ) -> WanModel:
     """What load_wan makes of a checkpoint; a stage leaves out what it has no use for."""
-    shape = setting.shape
+    shape, backend_of = setting.shape, _backend_of(setting)
+    convert = fp8_convert(fp8_support(setting.device, dtype=setting.dtype)) if fp8 else None
     train_timesteps = shape.scheduler.get("num_train_timesteps", 1000)
     return WanModel(
         tokenizer=tokenizer,
         text_encoder=text_encoder,
         vae=vae,
-        experts=[WanTransformer(expert, backend_of=_backend_of(setting)) for expert in experts],
+        experts=[WanTransformer(expert, backend_of=backend_of, convert=convert) for expert in experts],
         scheduler_config=shape.scheduler,
         boundary_timestep=None if shape.boundary_ratio is None else shape.boundary_ratio * train_timesteps,
         frames_at_once=frames_at_once,

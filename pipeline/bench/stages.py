@@ -11,12 +11,13 @@ import torch
 import transformers.utils.logging
 
 from manifests.errors import OutOfDeviceMemory
+from pipeline.approx.fp8 import fp8_support
 from pipeline.bench import ours, reference
 from pipeline.bench.clips import Mp4, clip_stage, small_stage, steady_stage
 from pipeline.bench.clock import Clock, free_memory
 from pipeline.bench.matmul import make_matmul
 from pipeline.bench.operations import decode_operations, guided_operations
-from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, TUNED, StageResult
+from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, OURS_FP8, TUNED, StageResult
 from pipeline.bench.setting import NEGATIVE_TOKENS, PROMPT_TOKENS, Setting, guided_inputs, noise
 from pipeline.bench.turns import Lineup
 
@@ -88,6 +89,13 @@ def forward_stage(setting: Setting) -> StageResult:
         units=2,
         facts={"attention": ours.attention(setting)},
     )
+    setting.say("warming up our forward in 8 bits")
+
+    def in_8_bits() -> Callable[[], torch.Tensor]:
+        own = setting.weights.transformer(0, device=setting.device, dtype=setting.dtype)
+        return ours.guided_step(setting, own, inputs, fp8=True)
+
+    lineup.add(OURS_FP8, in_8_bits, units=2, shares=False)
 
     operations = guided_operations(
         setting.shape.transformer,
@@ -102,6 +110,7 @@ def forward_stage(setting: Setting) -> StageResult:
             "in the timer: both forwards with embedders and head, and their combination",
             "not in it: the sampler, and on our side text keys and timestep tables, made once a clip",
             f"prompts of {PROMPT_TOKENS} and {NEGATIVE_TOKENS} tokens; memory of transformer and inputs",
+            f"ours fp8: {fp8_support(setting.device, dtype=setting.dtype)}",
             "TFLOP/s: in every column only the work that a guided step needs, none of it twice",
         ),
         facts={"operations": asdict(operations)},

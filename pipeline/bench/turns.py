@@ -55,13 +55,14 @@ class Lineup:
         units: int = 1,
         facts: Mapping[str, Any] | None = None,
         output_of: Callable[[C], torch.Tensor] | None = None,
+        shares: bool = True,
     ) -> None:
         """build: makes the side's call, and what it needs. units: made by a call; a sample is of one.
 
         A call's output is compared with the first side's where both are tensors. output_of: of a call that
-        keeps none.
+        keeps none. shares: what was there before the first side.
         """
-        others_bytes = self.clock.allocated_bytes() - self.shared_bytes
+        others_bytes = self.clock.allocated_bytes() - (self.shared_bytes if shares else 0)
         call = build()
         call()  # what is compiled, chosen or allocated the first time
         outputs: list[Any] = []
