@@ -58,6 +58,8 @@ def _rows(stage: Mapping[str, Any]) -> list[tuple[str, Callable[[_Column], str |
         ("peak memory", lambda column: _gibibytes(column["peak_memory_bytes"])),
         ("of it rendering, ms", lambda column: _fact(column, "render_ms", "{:,.1f}")),
         ("of it MP4, ms", lambda column: _fact(column, "mp4_ms", "{:,.1f}")),
+        ("forwards computed", lambda column: _fact(column, "steps_computed", "{}")),
+        ("forwards left out", lambda column: _fact(column, "steps_skipped", "{}")),
         ("attention", lambda column: _fact(column, "attention", "{}")),
         ("relative difference", lambda column: _fact(column, "relative_difference", "{:.1e}")),
         ("samples", lambda column: str(len(column["samples_ms"]))),

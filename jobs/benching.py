@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manifests.errors import UsageError
-from pipeline.bench.results import DEFAULT_STAGES, STAGES, Column, StageResult
+from pipeline.bench.results import DEFAULT_STAGES, STAGES, WRITING_STAGES, Column, StageResult
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.shapes import Shape, checkpoint_shape, shape_named
 from storage.metadata import ClipMetadata
@@ -107,8 +107,9 @@ def _valid_frames(num_frames: int, shape: Shape) -> int:
 
 def run_bench(plan: BenchPlan, *, command: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Runs every stage; JSON-ready. say: takes a line on what is going on. Raises OutOfDeviceMemory."""
-    if "clip" in plan.stages:
-        _require_exporter()
+    for stage in plan.stages:
+        if stage in WRITING_STAGES:
+            _require_exporter(stage)
     from pipeline.bench.setting import Setting
     from pipeline.bench.stages import run_stage
     from pipeline.devices import device_name, list_devices, versions
@@ -134,7 +135,7 @@ def run_bench(plan: BenchPlan, *, command: str, say: Callable[[str], None]) -> d
     with tempfile.TemporaryDirectory() as folder:
         for stage in plan.stages:
             say(f"stage {stage}: {plan.shape.name}, {setting.label}")
-            mp4 = _mp4(setting, Path(folder), say) if stage == "clip" else None
+            mp4 = _mp4(setting, Path(folder), say) if stage in WRITING_STAGES else None
             stages.append(_stage_facts(run_stage(stage, setting, mp4=mp4)))
     return {
         "command": command,
@@ -153,12 +154,12 @@ def run_bench(plan: BenchPlan, *, command: str, say: Callable[[str], None]) -> d
     }
 
 
-def _require_exporter() -> None:
+def _require_exporter(stage: str) -> None:
     from diffusers.utils.import_utils import is_imageio_available
 
     if not is_imageio_available():
         raise UsageError(
-            "the stage `clip` needs imageio: diffusers writes its MP4 with it",
+            f"the stage `{stage}` needs imageio: diffusers writes its MP4 with it",
             hint="`pip install imageio`, or choose other stages",
         )
 

@@ -314,7 +314,8 @@ def bench(
     stage: Annotated[
         list[str] | None,
         typer.Option(
-            "--stage", help="forward, decode, clip, small or steady; repeatable (default: forward, decode)."
+            "--stage",
+            help="forward, decode, clip, small, steady, turbo or fast; repeatable (default: forward, decode).",
         ),
     ] = None,
     as_json: JsonOpt = False,

@@ -76,7 +76,7 @@ class Engine:
             file=self.config.attention_choices,
         )
         self._loaded = loaded
-        self._own_approximation = approximation
+        self.approximation = approximation
         self._rendered: set[tuple[str, int]] = set()
         self._prompts = PromptCache(self.config.embeddings)
         torch.backends.cudnn.deterministic = True
@@ -164,8 +164,8 @@ class Engine:
         return self._loaded.model
 
     def _approximation(self, bucket: Bucket) -> Approximation | None:
-        if self._own_approximation is not None:
-            return self._own_approximation
+        if self.approximation is not None:
+            return self.approximation
         if bucket.preset == EXACT:
             return None
         from pipeline.approx.presets import approximation_of

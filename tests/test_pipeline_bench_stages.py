@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manifests.errors import OutOfDeviceMemory
-from pipeline.bench import clips, ours, reference, stages
+from pipeline.bench import approximate, clips, ours, reference, stages
 from pipeline.bench.clips import Mp4
 from pipeline.bench.clock import Clock
 from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, OURS_FP8, TUNED
@@ -207,3 +207,37 @@ def test_a_device_that_runs_out_of_memory_is_told_in_one_sentence(monkeypatch: p
         run_stage("forward", setting_of(TINY))
     assert "and more" not in raised.value.message
     assert "--size" in (raised.value.hint or "")
+
+
+def test_turbo_takes_clips_from_prompt_to_file_beside_a_scaled_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(approximate, "STEADY_CLIPS", 3)
+    times_ms = iter([100.0, 140.0, 7.0, 60.0])  # two and four steps of diffusers, its file, all of ours
+
+    def wall_ms(clock: Clock, call: Callable[[], object]) -> float:
+        call()
+        return next(times_ms)
+
+    monkeypatch.setattr(Clock, "wall_ms", wall_ms)
+    files: list[str] = []
+    mp4 = Mp4(reference=lambda: files.append("reference"), ours=lambda: files.append("ours"))
+    result = run_stage("turbo", setting_of(TINY, steps=50), mp4=mp4)
+    diffusers, turbo = result.columns
+    assert files == ["reference", *["ours"] * 3]
+    assert diffusers.samples_ms == (140 + 46 * 20 + 7,)
+    assert turbo.samples_ms == (20.0,)
+    assert any("scaled from clips of 2 and 4" in note for note in result.notes)
+    assert diffusers.facts["render_ms"] + diffusers.facts["mp4_ms"] == pytest.approx(diffusers.median_ms)
+
+
+def test_fast_is_timed_at_each_share_of_skipped_steps() -> None:
+    mp4 = Mp4(reference=lambda: None, ours=lambda: None)
+    result = run_stage("fast", setting_of(TINY, steps=20), mp4=mp4)
+    assert [column.name for column in result.columns] == [
+        "diffusers", "ours 0%", "ours 25%", "ours 50%", "ours 60%"
+    ]  # fmt: skip
+    _, none, *_, most = result.columns
+    assert (none.facts["steps_skipped"], none.facts["steps_computed"]) == (7, 33)
+    assert most.facts["steps_skipped"] >= 24
+    assert result.facts["headline_frac"] == 0.5

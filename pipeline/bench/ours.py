@@ -14,6 +14,7 @@ import torch
 
 from manifests.job import Batch, Bucket, Job, Weights
 from pipeline.approx.fp8 import fp8_convert, fp8_support
+from pipeline.approx.presets import Approximation
 from pipeline.bench.setting import SEED, GuidedInputs, Setting
 from pipeline.bench.switches import with_cudnn
 from pipeline.bench.weights import Parts
@@ -96,12 +97,21 @@ def attention(setting: Setting) -> str:
     return _backend_of(setting)((1, setting.num_tokens, heads, channels))
 
 
-def make_engine(setting: Setting, parts: Parts) -> Engine:
-    """An engine that has the bench's model loaded already, in place of one read from a checkpoint."""
+def make_engine(setting: Setting, parts: Parts, *, approximation: Approximation | None = None) -> Engine:
+    """An engine that has the bench's model loaded already, in place of one read from a checkpoint.
+
+    approximation: in place of `exact`; where it has fp8 the blocks of the parts' modules go.
+    """
     vae = setting.weights.vae(device=setting.device).to(vae_dtype(setting))
-    return Engine(
-        _config(setting), loaded=Loaded(source=_SOURCE, model=_model(setting, vae=vae, **vars(parts)))
-    )
+    fp8 = approximation is not None and approximation.fp8
+    model = _model(setting, vae=vae, fp8=fp8, **vars(parts))
+    loaded = Loaded(source=_SOURCE, model=model, fp8=fp8)
+    return Engine(_config(setting), loaded=loaded, approximation=approximation)
+
+
+def encode(engine: Engine, setting: Setting, prompts: Sequence[str]) -> None:
+    """Prompts of coming clips, all at once, as a run has it."""
+    engine.encode(_batch(setting, num_clips=1, guided=False, texts=TEXTS).bucket, prompts)
 
 
 def clips(

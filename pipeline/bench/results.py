@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-STAGES = ("forward", "decode", "clip", "small", "steady")
+STAGES = ("forward", "decode", "clip", "small", "steady", "turbo", "fast")
+WRITING_STAGES = ("clip", "turbo", "fast")  # those that write files
 DEFAULT_STAGES = ("forward", "decode")
 
 # The columns, in the order of printing.

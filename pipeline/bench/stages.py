@@ -13,6 +13,7 @@ import transformers.utils.logging
 from manifests.errors import OutOfDeviceMemory
 from pipeline.approx.fp8 import fp8_support
 from pipeline.bench import ours, reference
+from pipeline.bench.approximate import fast_stage, turbo_stage
 from pipeline.bench.clips import Mp4, clip_stage, small_stage, steady_stage
 from pipeline.bench.clock import Clock, free_memory
 from pipeline.bench.matmul import make_matmul
@@ -44,16 +45,21 @@ def run_stage(stage: str, setting: Setting, *, mp4: Mp4 | None = None) -> StageR
 
 
 def _stages(mp4: Mp4 | None) -> Mapping[str, Callable[[Setting], StageResult]]:
-    def clip(setting: Setting) -> StageResult:
-        assert mp4 is not None
-        return clip_stage(setting, mp4)
+    def writing(stage: Callable[[Setting, Mp4], StageResult]) -> Callable[[Setting], StageResult]:
+        def run(setting: Setting) -> StageResult:
+            assert mp4 is not None
+            return stage(setting, mp4)
+
+        return run
 
     return {
         "forward": forward_stage,
         "decode": decode_stage,
-        "clip": clip,
+        "clip": writing(clip_stage),
         "small": small_stage,
         "steady": steady_stage,
+        "turbo": writing(turbo_stage),
+        "fast": writing(fast_stage),
     }
 
 
