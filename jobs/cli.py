@@ -315,7 +315,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--stage",
-            help="forward, decode, clip, small, steady, turbo or fast; repeatable (default: forward, decode).",
+            help="forward, decode, clip, small, steady, turbo, fast; repeatable (default: forward, decode).",
         ),
     ] = None,
     as_json: JsonOpt = False,
