@@ -22,6 +22,8 @@ from pipeline.kernels.qk_norm_rope import qk_norm_rope_, triton_qk_norm_rope_
 from pipeline.kernels.text_attention import text_attention, triton_text_attention
 from tests.pipeline_ops import EPS, assert_close, rand, rms_normed, rotated, tanh_gelu
 
+pytestmark = pytest.mark.usefixtures("interpreter_loops")
+
 CARD = torch.cuda.is_available()
 DEVICE = "cuda" if CARD else "cpu"
 HALF_AND_FULL = (torch.bfloat16, torch.float32)
@@ -57,22 +59,6 @@ class Route:
 @pytest.fixture(params=ROUTES, ids=lambda route: " ".join(map(str, route)))
 def route(request: pytest.FixtureRequest) -> Route:
     return Route(*request.param)
-
-
-@pytest.fixture(autouse=True)
-def _loops_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numpy 2.4 no longer makes an integer of an array of one element, which is what its loop bounds are."""
-    if CARD or not find_spec("triton"):
-        return
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 def layer_normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,13 @@ from pipeline.quality.paired import PairedShares, interval, paired_shares
 FINE = Difference(psnr_db=40.0, ssim=0.99, flicker_ratio=1.0, num_black=0, num_frozen=0, num_frames=17)
 
 
-def passes(limits: Limits, *differences: Difference, **changes: object) -> bool:
-    given = {"num_missing": 0, "adherence": None, **changes}
-    return has_passed(judge(differences or (FINE,), limits=limits, **given))  # type: ignore[arg-type]
+def passes(limits: Limits, *differences: Difference, **changes: Any) -> bool:
+    given: dict[str, Any] = {"num_missing": 0, "adherence": None, **changes}
+    return has_passed(judge(differences or (FINE,), limits=limits, **given))
 
 
-def gate(preset: str, **changes: object) -> Limits:
-    return limits_of(preset, against="exact", same_weights=True, **changes)  # type: ignore[arg-type]
+def gate(preset: str, **changes: Any) -> Limits:
+    return limits_of(preset, against="exact", same_weights=True, **changes)
 
 
 def shares(*, lost: int, gained: int, num_clips: int) -> PairedShares:

@@ -19,15 +19,15 @@ from typing import Any, ClassVar
 import torch
 
 from pipeline.kernels.affine_norm_fp8 import affine_norm_fp8
-from pipeline.kernels.attention import attention, flash3_version
+from pipeline.kernels.attention import flash3_version
 from pipeline.kernels.fp8_attention import fp8_attention
 from pipeline.kernels.fp8_linear import fp8_linear, fp8_weight
 from pipeline.kernels.fp8_qkv import fp8_norms, fp8_qkv
 from pipeline.kernels.fp8_rows import Fp8Rows, fp8_rows
 from pipeline.kernels.gated_residual_norm_fp8 import gated_residual_norm_fp8
 from pipeline.kernels.gelu_fp8 import gelu_fp8
-from pipeline.kernels.qk_norm_rope import Rope, qk_norm_rope_
-from pipeline.models.wan_block import Form, Linear, PlainFeedForward, PlainSelfAttention, WanBlock
+from pipeline.kernels.qk_norm_rope import Rope
+from pipeline.models.wan_block import Form, Linear, Mixing, PlainFeedForward, PlainSelfAttention, WanBlock
 from pipeline.models.wan_transformer import Convert
 
 # Numbers of blocks that stay in the stream's dtype. The built-in model needs none: with all in 8 bits its
@@ -56,29 +56,17 @@ class Fp8Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainMixing:
-    """From one fused projection to what the other reads, by attention in the stream's dtype."""
+    """Attention in the stream's dtype, its result in rows for the next product."""
 
-    num_heads: int
-    eps: float
-    q_norm: torch.Tensor
-    k_norm: torch.Tensor
+    plain: Mixing
 
     def __call__(self, qkv_BN3D: torch.Tensor, rope: Rope, backend: str) -> Fp8Rows:
-        qk_norm_rope_(
-            qkv_BN3D,
-            q_weight=self.q_norm,
-            k_weight=self.k_norm,
-            eps=self.eps,
-            num_heads=self.num_heads,
-            rope=rope,
-        )
-        qkv_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        return fp8_rows(attention(*qkv_BNHK, backend=backend))
+        return fp8_rows(self.plain(qkv_BN3D, rope, backend, num_tokens=qkv_BN3D.shape[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Mixing:
-    """The same by attention in e4m3, for which there is one library. weights, score_scales: of fp8_norms."""
+    """The same in e4m3, for which there is one library. weights, score_scales: of fp8_norms."""
 
     num_heads: int
     eps: float
@@ -171,9 +159,9 @@ def fp8_block(block: WanBlock, *, with_attention: bool = True) -> WanBlock:
     assert isinstance(own, PlainSelfAttention)
     assert isinstance(feed_forward, PlainFeedForward)
     hidden, channels = feed_forward.up.weight.shape
-    if any(size % _MULTIPLE for size in (hidden, channels // own.num_heads)):
+    if any(size % _MULTIPLE for size in (hidden, channels // own.mixing.num_heads)):
         return block
-    mixing = _fp8_mixing(own) if with_attention else _plain_mixing(own)
+    mixing = _fp8_mixing(own.mixing) if with_attention else PlainMixing(plain=own.mixing)
     return replace(
         block,
         self_attention=Fp8SelfAttention(qkv=_quantised(own.qkv), mixing=mixing, out=_quantised(own.out)),
@@ -186,10 +174,6 @@ def _quantised(linear: Linear) -> Fp8Linear:
     return Fp8Linear(weight=weight, scales=scales, bias=linear.bias)
 
 
-def _plain_mixing(own: PlainSelfAttention) -> PlainMixing:
-    return PlainMixing(num_heads=own.num_heads, eps=own.eps, q_norm=own.q_norm, k_norm=own.k_norm)
-
-
-def _fp8_mixing(own: PlainSelfAttention) -> Fp8Mixing:
-    norms = fp8_norms(own.q_norm, own.k_norm, num_heads=own.num_heads)
-    return Fp8Mixing(num_heads=own.num_heads, eps=own.eps, **norms._asdict())
+def _fp8_mixing(plain: Mixing) -> Fp8Mixing:
+    norms = fp8_norms(plain.q_norm, plain.k_norm, num_heads=plain.num_heads)
+    return Fp8Mixing(num_heads=plain.num_heads, eps=plain.eps, **norms._asdict())

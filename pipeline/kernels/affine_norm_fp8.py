@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.kernels.affine_norm import affine_norm, affine_normed
-from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_channels, store_fp8_rows
+from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_cells, store_fp8_rows
 from pipeline.kernels.rows import clip_stride, row_launch
 from pipeline.kernels.triton_jit import jit, tl
 
@@ -64,13 +64,7 @@ def _affine_norm_fp8_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    clip = tl.program_id(1).to(tl.int64)
-    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channels = row_channels(BLOCK_D)
-    present = tokens < num_tokens
-    inside = present[:, None] & (channels < D)
-    rows = clip * num_tokens + tokens
-    cells = rows[:, None] * D + channels
+    clip, channels, rows, present, cells, inside = row_cells(num_tokens, D, BLOCK_D, ROWS)
     x = tl.load(x_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     weight_ptrs = weight_ptr + clip * weight_stride + channels
     bias_ptrs = bias_ptr + clip * bias_stride + channels

@@ -97,13 +97,7 @@ def _fp8_rows_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    clip = tl.program_id(1).to(tl.int64)
-    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channels = row_channels(BLOCK_D)
-    present = tokens < num_tokens
-    inside = present[:, None] & (channels < D)
-    rows = clip * num_tokens + tokens
-    cells = rows[:, None] * D + channels
+    clip, channels, rows, present, cells, inside = row_cells(num_tokens, D, BLOCK_D, ROWS)
     x = tl.load(x_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + clip * weight_stride + channels, mask=channels < D, other=0.0)
@@ -120,6 +114,21 @@ def row_channels(BLOCK_D: tl.constexpr) -> tl.tensor:
     there, and leaves half of the threads idle at the end of 3,072.
     """
     return tl.max_contiguous(tl.arange(0, BLOCK_D), 8)[None, :]
+
+
+@jit
+def row_cells(
+    num_tokens: tl.tensor, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
+) -> tuple[tl.tensor, ...]:
+    """For kernels launched by row_launch: a program's clip, channels, rows, which of them are present, where
+    their values lie, and which of those are inside."""
+    clip = tl.program_id(1).to(tl.int64)
+    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channels = row_channels(BLOCK_D)
+    present = tokens < num_tokens
+    rows = clip * num_tokens + tokens
+    cells = rows[:, None] * D + channels
+    return clip, channels, rows, present, cells, present[:, None] & (channels < D)
 
 
 @jit

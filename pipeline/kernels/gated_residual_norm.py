@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.kernels.affine_norm import affine_norm, affine_normed
-from pipeline.kernels.gated_residual import gated_residual
+from pipeline.kernels.gated_residual import take_in_, taken_in
 from pipeline.kernels.rows import clip_stride, row_launch
 from pipeline.kernels.triton_jit import jit, tl
 
@@ -40,7 +40,7 @@ def plain_gated_residual_norm(
     bias: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    x_BND.copy_(x_BND + branch_BND if gate is None else gated_residual(x_BND, branch_BND, gate=gate))
+    take_in_(x_BND, branch_BND, gate=gate)
     return affine_norm(x_BND, weight=weight, bias=bias, eps=eps)
 
 
@@ -71,7 +71,7 @@ def triton_gated_residual_norm(
         eps,
         D=channels,
         **tile,
-        enable_fp_fusion=False,  # the product is rounded before the sum, as in plain torch: equal to the bit
+        enable_fp_fusion=False,  # see taken_in
     )
     return out_BND
 
@@ -112,13 +112,8 @@ def _gated_residual_norm_kernel(
     channels = tl.arange(0, BLOCK_D)[None, :]
     inside = (tokens < num_tokens)[:, None] & (channels < D)
     cells = (clip * num_tokens + tokens)[:, None] * D + channels
-    x = tl.load(x_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    branch = tl.load(branch_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    if gate_ptr is not None:
-        gate = tl.load(gate_ptr + clip * gate_stride + channels, mask=channels < D, other=0.0)
-        branch = branch * gate.to(tl.float32)
-    sums = (x + branch).to(x_ptr.dtype.element_ty)
-    tl.store(x_ptr + cells, sums, mask=inside)
+    gate_ptrs = None if gate_ptr is None else gate_ptr + clip * gate_stride + channels
+    sums = taken_in(x_ptr + cells, branch_ptr + cells, gate_ptrs, inside, channels < D)
     weight_ptrs = weight_ptr + clip * weight_stride + channels
     bias_ptrs = bias_ptr + clip * bias_stride + channels
     normed = affine_normed(sums.to(tl.float32), weight_ptrs, bias_ptrs, inside, eps, D)

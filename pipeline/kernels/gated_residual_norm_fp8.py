@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pipeline.kernels.affine_norm import affine_norm, affine_normed
-from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_channels, store_fp8_rows
-from pipeline.kernels.gated_residual import gated_residual
+from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_cells, store_fp8_rows
+from pipeline.kernels.gated_residual import take_in_, taken_in
 from pipeline.kernels.rows import clip_stride, row_launch
 from pipeline.kernels.triton_jit import jit, tl
 
@@ -37,7 +37,7 @@ def plain_gated_residual_norm_fp8(
     bias: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x_BND.copy_(x_BND + branch_BND if gate is None else gated_residual(x_BND, branch_BND, gate=gate))
+    take_in_(x_BND, branch_BND, gate=gate)
     return plain_fp8_rows(affine_norm(x_BND.float(), weight=weight, bias=bias, eps=eps))
 
 
@@ -68,7 +68,7 @@ def triton_gated_residual_norm_fp8(
         eps,
         D=channels,
         **tile,
-        enable_fp_fusion=False,  # as in gated_residual_norm: the stream itself stays equal to the bit
+        enable_fp_fusion=False,  # see taken_in
     )
     return out
 
@@ -105,20 +105,9 @@ def _gated_residual_norm_fp8_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    clip = tl.program_id(1).to(tl.int64)
-    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channels = row_channels(BLOCK_D)
-    present = tokens < num_tokens
-    inside = present[:, None] & (channels < D)
-    rows = clip * num_tokens + tokens
-    cells = rows[:, None] * D + channels
-    x = tl.load(x_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    branch = tl.load(branch_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    if gate_ptr is not None:
-        gate = tl.load(gate_ptr + clip * gate_stride + channels, mask=channels < D, other=0.0)
-        branch = branch * gate.to(tl.float32)
-    sums = (x + branch).to(x_ptr.dtype.element_ty)
-    tl.store(x_ptr + cells, sums, mask=inside)
+    clip, channels, rows, present, cells, inside = row_cells(num_tokens, D, BLOCK_D, ROWS)
+    gate_ptrs = None if gate_ptr is None else gate_ptr + clip * gate_stride + channels
+    sums = taken_in(x_ptr + cells, branch_ptr + cells, gate_ptrs, inside, channels < D)
     weight_ptrs = weight_ptr + clip * weight_stride + channels
     bias_ptrs = bias_ptr + clip * bias_stride + channels
     normed = affine_normed(sums.to(tl.float32), weight_ptrs, bias_ptrs, inside, eps, D)

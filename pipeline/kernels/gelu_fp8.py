@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_channels, store_fp8_rows
+from pipeline.kernels.fp8_rows import Fp8Rows, empty_rows, plain_fp8_rows, row_cells, store_fp8_rows
 from pipeline.kernels.gelu import gelu
 from pipeline.kernels.rows import row_launch
 from pipeline.kernels.triton_jit import jit, tl
@@ -57,13 +57,7 @@ def _gelu_fp8_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    clip = tl.program_id(1).to(tl.int64)
-    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channels = row_channels(BLOCK_D)
-    present = tokens < num_tokens
-    inside = present[:, None] & (channels < F)
-    rows = clip * num_tokens + tokens
-    cells = rows[:, None] * F + channels
+    _, _, rows, present, cells, inside = row_cells(num_tokens, F, BLOCK_D, ROWS)
     x = tl.load(x_ptr + cells, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2z)), here a root squared, as a division takes more instructions. The
     # constants are -2 * log2(e) * sqrt(2 / pi), alone and times 0.044715.

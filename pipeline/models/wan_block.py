@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pipeline.graph.fold import fuse_linears
 from pipeline.kernels.affine_norm import fused_affine_norm
 from pipeline.kernels.attention import attention, query_rows
-from pipeline.kernels.gated_residual import gated_residual
+from pipeline.kernels.gated_residual import take_in_
 from pipeline.kernels.gated_residual_norm import gated_residual_norm
 from pipeline.kernels.gelu import linear_gelu
 from pipeline.kernels.qk_norm_rope import Rope, qk_norm, qk_norm_rope_
@@ -123,24 +123,17 @@ class FeedForward(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainSelfAttention:
-    """A SelfAttention in the stream's dtype. qkv: the three projections as one."""
-
-    form: ClassVar[Form] = PLAIN
+class Mixing:
+    """What stands between the projections of self-attention, in the stream's dtype."""
 
     num_heads: int
     eps: float
-    qkv: Linear
     q_norm: torch.Tensor
     k_norm: torch.Tensor
-    out: Linear
 
-    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
-        normed_BND = normed.pop(0)
-        clips, num_tokens, _ = normed_BND.shape
-        num_rows = query_rows(num_tokens, backend=backend) if clips == 1 else num_tokens
-        qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=num_rows)
-        del normed_BND
+    def __call__(self, qkv_BR3D: torch.Tensor, rope: Rope, backend: str, *, num_tokens: int) -> torch.Tensor:
+        """(B, N, D). qkv: the three projections as one, normed in place; rows past the tokens, where there are
+        any, are for queries alone."""
         qkv_BN3D = qkv_BR3D[:, :num_tokens]
         qk_norm_rope_(
             qkv_BN3D,
@@ -152,7 +145,26 @@ class PlainSelfAttention:
         )
         q_BRHK = qkv_BR3D.unflatten(-1, (3, self.num_heads, -1))[:, :, 0]
         _, k_BNHK, v_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        return self.out(attention(q_BRHK, k_BNHK, v_BNHK, backend=backend)[:, :num_tokens])
+        return attention(q_BRHK, k_BNHK, v_BNHK, backend=backend)[:, :num_tokens]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainSelfAttention:
+    """A SelfAttention in the stream's dtype. qkv: the three projections as one."""
+
+    form: ClassVar[Form] = PLAIN
+
+    qkv: Linear
+    mixing: Mixing
+    out: Linear
+
+    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
+        normed_BND = normed.pop(0)
+        clips, num_tokens, _ = normed_BND.shape
+        num_rows = query_rows(num_tokens, backend=backend) if clips == 1 else num_tokens
+        qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=num_rows)
+        del normed_BND
+        return self.out(self.mixing(qkv_BR3D, rope, backend, num_tokens=num_tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +242,7 @@ class WanBlock:
         self, x_BND: torch.Tensor, branch_BND: torch.Tensor, *, gate: torch.Tensor | None, norm: Norm | None
     ) -> Any:
         if norm is None:
-            x_BND.copy_(x_BND + branch_BND if gate is None else gated_residual(x_BND, branch_BND, gate=gate))
+            take_in_(x_BND, branch_BND, gate=gate)
             return x_BND.clone()
         return norm.after(x_BND, branch_BND, gate=gate, eps=self.eps)
 
@@ -244,11 +256,8 @@ def wan_block(module: Any, *, num_heads: int, eps: float) -> WanBlock:
         num_heads=num_heads,
         eps=eps,
         self_attention=PlainSelfAttention(
-            num_heads=num_heads,
-            eps=eps,
             qkv=Linear(weight=qkv_weight, bias=qkv_bias),
-            q_norm=own.norm_q.weight,
-            k_norm=own.norm_k.weight,
+            mixing=Mixing(num_heads=num_heads, eps=eps, q_norm=own.norm_q.weight, k_norm=own.norm_k.weight),
             out=_linear(own.to_out[0]),
         ),
         text_norm=_text_norm(module.norm2),

@@ -130,8 +130,8 @@ def _refused(origin: str, key: str, value: object, valid: str) -> ModelError:
     return ModelError(f"{key} in {origin}: {value!r}", hint=f"valid: {valid}")
 
 
-def _is_number(value: object, *, least: float, most: float) -> bool:
-    return type(value) in (int, float) and least < value <= most  # type: ignore[operator]
+def _is_number(value: Any, *, least: float, most: float) -> bool:
+    return type(value) in (int, float) and least < value <= most
 
 
 def _are_numbers(value: object, *, most: float) -> bool:
