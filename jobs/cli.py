@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from jobs.terminal import open_console, prepare_streams, printable
+from jobs.cli_manifest import manifest_app
+from jobs.cli_models import models_app
+from jobs.cli_options import (
+    CrfOpt,
+    DevicesOpt,
+    EncoderPresetOpt,
+    JsonOpt,
+    LedgerOpt,
+    LimitOpt,
+    ManifestArg,
+    ModelOpt,
+    OutOpt,
+    PresetOpt,
+    RefreshOpt,
+    SelectOpt,
+    StrictOpt,
+    TagOpt,
+    announce,
+    command_line,
+    messages,
+    output,
+    parse_selection,
+    print_json,
+    resolve_settings,
+)
+from jobs.terminal import prepare_streams, printable
 from manifests.errors import UsageError, VgbatchError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from jobs.config import Settings
-    from jobs.models import Models
     from jobs.prepare import Selection
     from jobs.probing import Probe
-    from jobs.registry import Change
 
 # Newer versions of typer carry a click of their own: the base of typer's own errors fits both.
 _ClickError: Any = typer.BadParameter.mro()[2]
@@ -33,58 +52,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-manifest_app = typer.Typer(
-    help="Write an example manifest, or make one from CSV or JSON lines.", no_args_is_help=True
-)
 app.add_typer(manifest_app, name="manifest")
-models_app = typer.Typer(
-    help="Give models names, and point a name at another revision once it is no worse.",
-    no_args_is_help=True,
-)
 app.add_typer(models_app, name="models")
-
-AliasArg = Annotated[str, typer.Argument(metavar="ALIAS", help="The name, such as prod.")]
-ModelArg = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A local folder, a hub id, `builtin`, or another alias.")
-]
-ManifestArg = Annotated[str, typer.Argument(help="A Parquet file, a folder of them, or a glob.")]
-OutOpt = Annotated[Path | None, typer.Option("--out", help="Output folder (default: ./out).")]
-LedgerOpt = Annotated[
-    Path | None, typer.Option("--ledger", help="Ledger file (default: <out>/vgbatch.duckdb).")
-]
-OverwriteOpt = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-ModelOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="Alias, local folder, or hub id with @revision (default: the built-in model)."
-    ),
-]
-PresetOpt = Annotated[
-    str | None,
-    typer.Option("--preset", help="Default preset of rows: exact, fast or turbo (default: exact)."),
-]
-CrfOpt = Annotated[int | None, typer.Option("--crf", help="libx264 quality, 1 (best) to 51 (default: 18).")]
-EncoderPresetOpt = Annotated[
-    str | None, typer.Option("--encoder-preset", help="libx264 preset (default: medium).")
-]
-DevicesOpt = Annotated[
-    str | None,
-    typer.Option("--devices", help="auto, cpu, or a list such as cuda:0,cuda:1 (default: auto)."),
-]
-StrictOpt = Annotated[
-    bool | None, typer.Option("--strict", help="Any warned or rejected row: exit 2, nothing runs.")
-]
-TagOpt = Annotated[
-    list[str] | None,
-    typer.Option("--tag", help="Declare a column a tag although its name is close to a known one."),
-]
-LimitOpt = Annotated[int | None, typer.Option("--limit", min=1, help="Render at most this many jobs.")]
-SelectOpt = Annotated[list[str] | None, typer.Option("--select", help="Only this job: id=NAME. Repeatable.")]
-RefreshOpt = Annotated[
-    list[str] | None,
-    typer.Option("--refresh", help="Render again what another `model` revision or `numerics` version made."),
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -121,7 +90,7 @@ def plan(
     as_json: JsonOpt = False,
 ) -> None:
     """Say what `run` would do: buckets, batches, reuse, rejected rows. Writes nothing, uses no GPU."""
-    settings = _settings(
+    settings = resolve_settings(
         out=out,
         ledger=ledger,
         model=model,
@@ -131,7 +100,7 @@ def plan(
         strict=strict,
         tags=tag,
     )
-    raise typer.Exit(_plan(manifest, settings, _selection(limit, select, refresh), as_json=as_json))
+    raise typer.Exit(_plan(manifest, settings, parse_selection(limit, select, refresh), as_json=as_json))
 
 
 @app.command()
@@ -153,7 +122,7 @@ def run(
     as_json: JsonOpt = False,
 ) -> None:
     """Render the manifest. The same command again resumes: what is delivered is reused."""
-    settings = _settings(
+    settings = resolve_settings(
         out=out,
         ledger=ledger,
         model=model,
@@ -164,7 +133,7 @@ def run(
         strict=strict,
         tags=tag,
     )
-    selection = _selection(limit, select, refresh)
+    selection = parse_selection(limit, select, refresh)
     if dry_run:
         raise typer.Exit(_plan(manifest, settings, selection, as_json=as_json))
     raise typer.Exit(_run(manifest, settings, selection, as_json=as_json))
@@ -180,7 +149,7 @@ def retry(
     from jobs.runner import run as run_reading
     from jobs.views import run_facts, show_run
 
-    settings = _settings(out=out, ledger=ledger, devices=devices)
+    settings = resolve_settings(out=out, ledger=ledger, devices=devices)
     failed = read_failed(settings)
     if failed is None:
         print("nothing to retry: no job of this ledger has failed", file=sys.stderr)
@@ -191,14 +160,14 @@ def retry(
         settings=settings,
         selection=Selection(),
         manifest=failed.manifest,
-        command=_command_line(),
-        console=_messages(),
+        command=command_line(),
+        console=messages(),
         retry_of=failed.run_id,
     )
     if as_json:
-        _print_json(run_facts(summary))
+        print_json(run_facts(summary))
     else:
-        show_run(summary, _output())
+        show_run(summary, output())
     raise typer.Exit(summary.exit_code)
 
 
@@ -215,7 +184,7 @@ def status(
     from jobs.status import job_facts, run_status, show_job, show_status
     from jobs.views import plain
 
-    settings = _settings(out=out, ledger=ledger)
+    settings = resolve_settings(out=out, ledger=ledger)
     if job is None:
         facts = run_status(settings)
         show = show_status
@@ -223,9 +192,9 @@ def status(
         facts = job_facts(job, settings)
         show = show_job
     if as_json:
-        _print_json(plain(facts))
+        print_json(plain(facts))
     else:
-        show(facts, _output())
+        show(facts, output())
 
 
 @app.command()
@@ -256,7 +225,7 @@ def report(
 
     if as_json and as_csv:
         raise UsageError("--json and --csv were both given", hint="choose one of them")
-    settings = _settings(
+    settings = resolve_settings(
         out=out,
         ledger=ledger,
         gpu_price=gpu_price,
@@ -266,7 +235,7 @@ def report(
         tz=tz,
     )
     made = make_report(settings, by=by, since=since, until=until)
-    print_report(made, console=_output(), form="json" if as_json else "csv" if as_csv else "table")
+    print_report(made, console=output(), form="json" if as_json else "csv" if as_csv else "table")
 
 
 @app.command()
@@ -281,12 +250,12 @@ def doctor(
     """Check versions, devices, ffmpeg, folders, the ledger and the configuration."""
     from jobs.doctor import print_checks, print_config, run_checks
 
-    settings = _settings(out=out, ledger=ledger)
+    settings = resolve_settings(out=out, ledger=ledger)
     if config:
-        print_config(settings, _output(), as_json=as_json)
+        print_config(settings, output(), as_json=as_json)
         return
     checks = run_checks(settings)
-    print_checks(checks, _output(), as_json=as_json)
+    print_checks(checks, output(), as_json=as_json)
     raise typer.Exit(1 if any(check.state == "failed" for check in checks) else 0)
 
 
@@ -328,18 +297,18 @@ def bench(
     wanted = plan_bench(
         shape,
         model=model,
-        aliases=read_aliases(_settings()).targets,
+        aliases=read_aliases(resolve_settings()).targets,
         stages=stage or [],
         size=size,
         num_frames=frames,
         steps=steps,
         seconds=seconds,
     )
-    facts = run_bench(wanted, command=_command_line(), say=lambda text: print(text, file=sys.stderr))
+    facts = run_bench(wanted, command=command_line(), say=lambda text: print(text, file=sys.stderr))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
-        show_bench(facts, _output())
+        show_bench(facts, output())
 
 
 @app.command()
@@ -373,7 +342,7 @@ def verify(
     from jobs.verify import verify as run_verify
     from jobs.verify_table import show_verification
 
-    settings = _settings(out=out, ledger=ledger, model=model, preset=preset, devices=devices)
+    settings = resolve_settings(out=out, ledger=ledger, model=model, preset=preset, devices=devices)
     verification = run_verify(
         settings,
         lora=lora,
@@ -381,13 +350,13 @@ def verify(
         against_model=against_model,
         manifest=manifest,
         num_clips=clips,
-        console=_messages(),
-        command=_command_line(),
+        console=messages(),
+        command=command_line(),
     )
     if as_json:
-        _print_json(verification.facts)
+        print_json(verification.facts)
     else:
-        show_verification(verification.facts, _output(), page=settings.out / PAGE_NAME)
+        show_verification(verification.facts, output(), page=settings.out / PAGE_NAME)
     raise typer.Exit(verification.exit_code)
 
 
@@ -428,7 +397,7 @@ def probe(
     as_json: JsonOpt = False,
 ) -> None:
     """Measure batch sizes on the first device, and keep for each bucket the one that `run` is to use."""
-    settings = _settings(
+    settings = resolve_settings(
         out=out,
         ledger=ledger,
         model=model,
@@ -443,7 +412,7 @@ def probe(
     if manifest is not None:
         _refuse_flags(of_bucket, "with a manifest", hint="its rows say which buckets there are")
         raise typer.Exit(
-            _probe_manifest(manifest, settings, _selection(limit, select, refresh), as_json=as_json)
+            _probe_manifest(manifest, settings, parse_selection(limit, select, refresh), as_json=as_json)
         )
     of_manifest = {"--limit": limit, "--select": select, "--refresh": refresh}
     _refuse_flags(of_manifest, "without a manifest", hint="it chooses among a manifest's rows")
@@ -457,130 +426,6 @@ def probe(
             guidance_scale=guidance_scale,
         )
     )
-
-
-@manifest_app.command("template")
-def template(
-    target: Annotated[Path, typer.Argument(help="The Parquet file to write.")] = Path("manifest.parquet"),
-    overwrite: OverwriteOpt = False,
-    as_json: JsonOpt = False,
-) -> None:
-    """Write an example manifest that runs as it is, and explain every column."""
-    from manifests.templates import template_facts, write_template
-
-    text = write_template(str(target), overwrite=overwrite)
-    if as_json:
-        _print_json({"manifest": str(target), "columns": template_facts()})
-    else:
-        print(text, end="")
-        print(f"wrote {target}", file=sys.stderr)
-
-
-@manifest_app.command("from-csv")
-def from_csv(
-    source: Annotated[Path, typer.Argument(help="A CSV file with a header line.")],
-    target: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
-    model: ModelOpt = None,
-    tag: TagOpt = None,
-    overwrite: OverwriteOpt = False,
-    as_json: JsonOpt = False,
-) -> None:
-    """Convert CSV to a manifest, with the validation that `run` does."""
-    raise typer.Exit(_convert("csv", source, target, _settings(model=model, tags=tag), overwrite, as_json))
-
-
-@manifest_app.command("from-jsonl")
-def from_jsonl(
-    source: Annotated[Path, typer.Argument(help="A file of JSON objects, one a line.")],
-    target: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
-    model: ModelOpt = None,
-    tag: TagOpt = None,
-    overwrite: OverwriteOpt = False,
-    as_json: JsonOpt = False,
-) -> None:
-    """Convert JSON lines to a manifest, with the validation that `run` does."""
-    raise typer.Exit(_convert("jsonl", source, target, _settings(model=model, tags=tag), overwrite, as_json))
-
-
-@models_app.command("list")
-def models_list(out: OutOpt = None, ledger: LedgerOpt = None, as_json: JsonOpt = False) -> None:
-    """The aliases of the ledger and of vgbatch.toml, and what they point at."""
-    from jobs.registry_table import list_facts, show_list
-
-    facts = list_facts(_settings(out=out, ledger=ledger))
-    if as_json:
-        _print_json(facts)
-    else:
-        show_list(facts, _output())
-
-
-@models_app.command("history")
-def models_history(
-    alias: AliasArg, out: OutOpt = None, ledger: LedgerOpt = None, as_json: JsonOpt = False
-) -> None:
-    """Every change of an alias, oldest first."""
-    from jobs.registry import history
-    from jobs.registry_table import history_facts, show_history
-
-    facts = history_facts(history(alias, settings=_settings(out=out, ledger=ledger)))
-    if as_json:
-        _print_json(facts)
-    else:
-        show_history(facts, _output())
-
-
-@models_app.command("add")
-def models_add(
-    alias: AliasArg,
-    model: ModelArg,
-    out: OutOpt = None,
-    ledger: LedgerOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Register an alias of the revision that a model has now."""
-    from jobs.registry import add
-
-    made = add(alias, model, settings=_settings(out=out, ledger=ledger))
-    raise typer.Exit(_show_change(made, as_json=as_json))
-
-
-@models_app.command("promote")
-def models_promote(
-    alias: AliasArg,
-    model: ModelArg,
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="Compare in this preset (default: exact).")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Promote a worse one, or what cannot be compared.")
-    ] = False,
-    out: OutOpt = None,
-    ledger: LedgerOpt = None,
-    devices: DevicesOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Point an alias at another revision, if `verify` finds it no worse than the one in use."""
-    from jobs.registry import promote
-    from jobs.verify import PAGE_NAME
-    from jobs.verify import verify as run_verify
-    from jobs.verify_table import show_verification
-
-    settings = _settings(out=out, ledger=ledger, preset=preset, devices=devices)
-    made = promote(alias, model, settings=settings, verify=run_verify, console=_messages(), force=force)
-    if made.verification is not None and not as_json:
-        show_verification(made.verification.facts, _output(), page=settings.out / PAGE_NAME)
-    raise typer.Exit(_show_change(made, as_json=as_json))
-
-
-@models_app.command("rollback")
-def models_rollback(
-    alias: AliasArg, out: OutOpt = None, ledger: LedgerOpt = None, as_json: JsonOpt = False
-) -> None:
-    """Point an alias back at what it pointed at before its last promotion; again, one further back."""
-    from jobs.registry import rollback
-
-    made = rollback(alias, settings=_settings(out=out, ledger=ledger))
-    raise typer.Exit(_show_change(made, as_json=as_json))
 
 
 def main() -> NoReturn:
@@ -625,12 +470,12 @@ def _plan(manifest: str, settings: Settings, selection: Selection, *, as_json: b
     from jobs.views import plain, plan_facts, show_plan
 
     reading, models = read(manifest, settings=settings)
-    _announce(models)
+    announce(models)
     planned = plan_reading(reading, models=models, settings=settings, selection=selection)
     if as_json:
-        _print_json(plain(plan_facts(planned)))
+        print_json(plain(plan_facts(planned)))
     else:
-        show_plan(planned, _output())
+        show_plan(planned, output())
     return 3 if planned.plan.rejected.num_rows or planned.plan.exhausted.num_rows else 0
 
 
@@ -640,22 +485,22 @@ def _run(manifest: str, settings: Settings, selection: Selection, *, as_json: bo
     from jobs.views import run_facts, show_plan, show_run
 
     reading, models = read(manifest, settings=settings)
-    _announce(models)
-    messages = _messages()
+    announce(models)
+    stderr = messages()
     summary = run_reading(
         reading,
         models=models,
         settings=settings,
         selection=selection,
         manifest=manifest,
-        command=_command_line(),
-        console=messages,
-        on_plan=lambda planned: show_plan(planned, messages),
+        command=command_line(),
+        console=stderr,
+        on_plan=lambda planned: show_plan(planned, stderr),
     )
     if as_json:
-        _print_json(run_facts(summary))
+        print_json(run_facts(summary))
     else:
-        show_run(summary, _output())
+        show_run(summary, output())
     return summary.exit_code
 
 
@@ -665,14 +510,14 @@ def _probe_manifest(manifest: str, settings: Settings, selection: Selection, *, 
     from jobs.views import rejected_facts, show_rejected
 
     reading, models = read(manifest, settings=settings)
-    _announce(models)
-    messages = _messages()
-    show_rejected(rejected_facts(reading.rejected), messages)
+    announce(models)
+    stderr = messages()
+    show_rejected(rejected_facts(reading.rejected), stderr)
     probed = probe(
         lambda: plan_reading(reading, models=models, settings=settings, selection=selection).plan.buckets,
         models=models,
         settings=settings,
-        console=messages,
+        console=stderr,
     )
     return _show_probe(probed, as_json=as_json) or (3 if reading.rejected.num_rows else 0)
 
@@ -682,8 +527,8 @@ def _probe_bucket(settings: Settings, *, as_json: bool, **wanted: Any) -> int:
     from jobs.probing import probe
 
     bucket, models = read_bucket(settings=settings, **wanted)
-    _announce(models)
-    probed = probe(lambda: [bucket], models=models, settings=settings, console=_messages())
+    announce(models)
+    probed = probe(lambda: [bucket], models=models, settings=settings, console=messages())
     return _show_probe(probed, as_json=as_json)
 
 
@@ -692,86 +537,13 @@ def _show_probe(probed: Probe, *, as_json: bool) -> int:
 
     facts = probe_facts(probed)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
-        show_probe(facts, _output())
+        show_probe(facts, output())
     return probed.exit_code
-
-
-def _show_change(change: Change, *, as_json: bool) -> int:
-    from jobs.registry_table import change_facts, show_change
-
-    if as_json:
-        _print_json(change_facts(change))
-    else:
-        show_change(change, _output())
-    return change.exit_code
 
 
 def _refuse_flags(flags: Mapping[str, object], where: str, *, hint: str) -> None:
     for flag, value in flags.items():
         if value is not None:
             raise UsageError(f"{flag} {where}: {value}", hint=hint)
-
-
-def _settings(**flags: object) -> Settings:
-    from jobs.config import resolve
-
-    given = {name: value for name, value in flags.items() if value is not None}
-    return resolve(given, environ=os.environ, folder=Path.cwd())
-
-
-def _selection(limit: int | None, select: list[str] | None, refresh: list[str] | None) -> Selection:
-    from jobs.prepare import Selection
-
-    for what in refresh or []:
-        if what not in ("model", "numerics"):
-            raise UsageError(f"--refresh: {what}", hint="valid: `--refresh model`, `--refresh numerics`")
-    ids = []
-    for item in select or []:
-        name, equals, value = item.partition("=")
-        if name != "id" or not equals:
-            raise UsageError(f"--select: {item}", hint="valid: `--select id=NAME`")
-        ids.append(value)
-    return Selection(limit=limit, select=tuple(ids), refresh=frozenset(refresh or []))
-
-
-def _output() -> Console:
-    return open_console(sys.stdout)
-
-
-def _messages() -> Console:
-    return open_console(sys.stderr)
-
-
-def _print_json(facts: Mapping[str, Any]) -> None:
-    print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _command_line() -> str:
-    return " ".join(["vgbatch", *sys.argv[1:]])
-
-
-def _announce(models: Models) -> None:
-    for line in models.announcements():
-        print(line, file=sys.stderr)
-
-
-def _convert(
-    kind: Literal["csv", "jsonl"],
-    source: Path,
-    target: Path,
-    settings: Settings,
-    overwrite: bool,
-    as_json: bool,
-) -> int:
-    from jobs.converting import convert
-    from jobs.views import show_rejected
-
-    facts = convert(kind, source, target, settings=settings, overwrite=overwrite)
-    if as_json:
-        _print_json(facts)
-    else:
-        show_rejected(facts["rejected_rows"], _messages())
-        print(f"wrote {facts['manifest']}: {facts['rows']} rows, {facts['rejected']} of them rejected")
-    return 3 if facts["rejected"] else 0

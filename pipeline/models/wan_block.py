@@ -132,8 +132,10 @@ class Mixing:
     k_norm: torch.Tensor
 
     def __call__(self, qkv_BR3D: torch.Tensor, rope: Rope, backend: str, *, num_tokens: int) -> torch.Tensor:
-        """(B, N, D). qkv: the three projections as one, normed in place; rows past the tokens, where there are
-        any, are for queries alone."""
+        """(B, N, D). qkv: the three projections as one, normed in place.
+
+        Rows past the tokens, where there are any, are for queries alone.
+        """
         qkv_BN3D = qkv_BR3D[:, :num_tokens]
         qk_norm_rope_(
             qkv_BN3D,
