@@ -338,9 +338,9 @@ def verify(
     as_json: JsonOpt = False,
 ) -> None:
     """Render the same prompts and noise twice, and say whether the clips pass a preset's gate."""
-    from jobs.verify import PAGE_NAME
-    from jobs.verify import verify as run_verify
-    from jobs.verify_table import show_verification
+    from jobs.verification.table import show_verification
+    from jobs.verification.verify import PAGE_NAME
+    from jobs.verification.verify import verify as run_verify
 
     settings = resolve_settings(out=out, ledger=ledger, model=model, preset=preset, devices=devices)
     verification = run_verify(

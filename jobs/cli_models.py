@@ -87,9 +87,9 @@ def models_promote(
 ) -> None:
     """Point an alias at another revision, if `verify` finds it no worse than the one in use."""
     from jobs.registry import promote
-    from jobs.verify import PAGE_NAME
-    from jobs.verify import verify as run_verify
-    from jobs.verify_table import show_verification
+    from jobs.verification.table import show_verification
+    from jobs.verification.verify import PAGE_NAME
+    from jobs.verification.verify import verify as run_verify
 
     settings = resolve_settings(out=out, ledger=ledger, preset=preset, devices=devices)
     made = promote(alias, model, settings=settings, verify=run_verify, console=messages(), force=force)

@@ -14,7 +14,7 @@ from jobs.meter import DeviceMeter
 from jobs.outcomes import Context, conclude
 from jobs.progress import RunProgress
 from jobs.stopping import Stop
-from jobs.unverified import Unverified
+from jobs.verification.unverified import Unverified
 from manifests.errors import LedgerError
 from storage.ledger import Ledger
 from storage.rows import Outcome

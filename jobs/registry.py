@@ -25,7 +25,7 @@ from storage.rows import AliasRow
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from jobs.verify import Verification
+    from jobs.verification.verify import Verification
 
 ADD, PROMOTE, ROLLBACK = "add", "promote", "rollback"
 
@@ -39,7 +39,7 @@ _VALID_ALIAS = (
 
 
 class Verifier(Protocol):
-    """`jobs.verify.verify`, as far as it is used here."""
+    """`jobs.verification.verify.verify`, as far as it is used here."""
 
     def __call__(
         self, settings: Settings, *, against: str, against_model: str, console: Console

@@ -29,7 +29,7 @@ from jobs.outcomes import Context, clip_row
 from jobs.prepare import MAX_ATTEMPTS, Planned, Selection, plan_reading
 from jobs.progress import Eta, RunProgress
 from jobs.stopping import Stop
-from jobs.unverified import Unverified
+from jobs.verification.unverified import Unverified
 from jobs.worker import RendererFactory
 from manifests.errors import LedgerError, RunError, VgbatchError
 from manifests.job import Weights

@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-import jobs.verify
-import jobs.verify_table
+import jobs.verification.table
+import jobs.verification.verify
 from jobs.aliases import read_aliases
 from jobs.cli import app
 from jobs.config import Settings
@@ -25,7 +25,7 @@ from jobs.prepare import find_models, read
 from jobs.registry import Change, add, history, promote, rollback
 from jobs.registry_table import list_facts
 from jobs.retry import read_failed
-from jobs.verify import Verification
+from jobs.verification.verify import Verification
 from manifests.errors import Busy, LedgerError, ModelError, RunError, UsageError, VgbatchError
 from manifests.job import Weights
 from pipeline.models import resolve, tiny
@@ -530,8 +530,10 @@ def test_an_alias_s_life_on_the_command_line(
     in_folder: Path, a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verify = FakeVerifier(exit_code=3)
-    monkeypatch.setattr(jobs.verify, "verify", verify)
-    monkeypatch.setattr(jobs.verify_table, "show_verification", lambda facts, console, page: print(facts))
+    monkeypatch.setattr(jobs.verification.verify, "verify", verify)
+    monkeypatch.setattr(
+        jobs.verification.table, "show_verification", lambda facts, console, page: print(facts)
+    )
     first, second = revision_of(a)[:12], revision_of(b)[:12]
     assert models("add", "prod", "./a") == (0, f"prod points at {a} (revision {first}): added\n")
     code, out = models("promote", "prod", "./b", "--preset", "fast")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jobs.unverified import Unverified
+from jobs.verification.unverified import Unverified
 from manifests.job import Bucket
 from pipeline.config import NUMERICS
 from storage.ledger import Ledger

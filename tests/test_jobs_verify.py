@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from jobs.lock import run_lock
-from jobs.verify import Verification, _manifest_rows, verify
-from jobs.verify_sides import _skipped_frac
-from jobs.verify_table import notes
+from jobs.verification.sides import _skipped_frac
+from jobs.verification.table import notes
+from jobs.verification.verify import Verification, _manifest_rows, verify
 from manifests.errors import Busy, ManifestError, UnreadableManifest, UsageError
 from pipeline.config import NUMERICS
 from storage.ledger import Ledger

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import jobs.verify_pairs
-from jobs.verify_pairs import KeptClip, Pair, compare_pair, compare_pairs
+import jobs.verification.pairs
+from jobs.verification.pairs import KeptClip, Pair, compare_pair, compare_pairs
 from pipeline.models.tiny.captions import Case
 from pipeline.quality.colours import COLOUR_RGB
 
@@ -79,5 +79,5 @@ def test_other_processes_find_the_same_in_the_same_order(
     alone = compare_pairs(pairs)
     assert [one.id for one in alone] == ["0", "1", "2", "3", "4"]
     assert compare_pairs([]) == []
-    monkeypatch.setattr(jobs.verify_pairs, "_WORTH_PROCESSES_BYTES", 0)
+    monkeypatch.setattr(jobs.verification.pairs, "_WORTH_PROCESSES_BYTES", 0)
     assert compare_pairs(pairs) == alone

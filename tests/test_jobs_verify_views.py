@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from jobs.verify_page import MOST_SHOWN, write_page
-from jobs.verify_table import show_verification
+from jobs.verification.page import MOST_SHOWN, write_page
+from jobs.verification.table import show_verification
 
 SHARES = {
     "num_clips": 600,

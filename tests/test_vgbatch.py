@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -36,3 +37,23 @@ def test_it_runs_as_a_module():
     )
     assert done.returncode == 0
     assert "manifest" in done.stdout
+
+
+def test_an_installed_package_has_the_data_that_the_code_reads():
+    """Files that are no code, of every package, are named in pyproject.toml, or a wheel would lack them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = {
+        file
+        for package, patterns in settings["tool"]["setuptools"]["package-data"].items()
+        for pattern in patterns
+        for file in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    packages = ("pipeline", "jobs", "cost", "storage", "manifests")
+    data = {
+        file
+        for package in packages
+        for file in (ROOT / package).rglob("*")
+        if file.suffix in {".toml", ".json", ".safetensors", ".parquet", ".html"}
+    }
+    assert ROOT / "pipeline" / "sampling" / "recipes.toml" in data
+    assert data <= named

@@ -17,7 +17,7 @@ from jobs.config import LEDGER_NAME, Settings
 from jobs.models import Models
 from jobs.prepare import Selection, read_settings
 from jobs.runner import RunSummary, build_renderer, choose_devices, run
-from jobs.verify_frames import frames_file, keep_frames, read_notes
+from jobs.verification.frames import frames_file, keep_frames, read_notes
 from jobs.worker import RendererFactory
 from manifests.presets import TURBO
 from manifests.reader import Reading, read_parts

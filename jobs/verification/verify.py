@@ -26,10 +26,10 @@ from jobs.models import Models
 from jobs.prepare import find_models
 from jobs.runner import new_run_id
 from jobs.terminal import line
-from jobs.verify_facts import Evidence, findings
-from jobs.verify_page import write_page
-from jobs.verify_pairs import KeptClip, Pair, compare_pairs
-from jobs.verify_sides import Rendered, Side, read_side, render_side
+from jobs.verification.facts import Evidence, findings
+from jobs.verification.page import write_page
+from jobs.verification.pairs import KeptClip, Pair, compare_pairs
+from jobs.verification.sides import Rendered, Side, read_side, render_side
 from jobs.views import rejected_facts, show_rejected
 from jobs.worker import RendererFactory
 from manifests.errors import RunError, UsageError

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jobs.verify_pairs import ASPECTS
-from jobs.verify_table import (
+from jobs.verification.pairs import ASPECTS
+from jobs.verification.table import (
     ADHERENCE,
     GATE,
     LIKENESS,

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jobs.verify_pairs import ASPECTS, Compared, Shown
-from jobs.verify_sides import Rendered, Side
+from jobs.verification.pairs import ASPECTS, Compared, Shown
+from jobs.verification.sides import Rendered, Side
 from pipeline.models.tiny.captions import Case
 from pipeline.quality.gate import Check, Limits, has_passed, judge
 from pipeline.quality.paired import PairedShares, paired_shares
