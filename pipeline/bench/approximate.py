@@ -23,7 +23,7 @@ from pipeline.rendering import Rendering
 TURBO_STEPS = 3
 SKIPPED_FRACS = (0.0, 0.25, 0.5, 0.6)
 HEADLINE_FRAC = 0.5
-_FEW, _MORE = 2, 4  # steps that the reference is timed with, to be scaled from
+_FEW, _MORE = 1, 4  # steps that the reference is timed with, to be scaled from
 
 
 def turbo_stage(setting: Setting, mp4: Mp4) -> StageResult:
