@@ -14,8 +14,8 @@ from pipeline.kernels.fp8_rows import Fp8Rows, plain_fp8_rows
 # added so add less than a tenth to that error is what tests/test_pipeline_on_card_fp8.py holds them to.
 FAST_ACCUMULATION = True
 
-# Where few rows meet long sums cuBLAS shares a sum out, for which it has no kernel that knows rows' scales. They
-# are then multiplied in a pass of their own; by so few rows it costs little.
+# Where few rows meet long sums cuBLAS shares a sum out, for which it has no kernel that knows rows' scales.
+# They are then multiplied in a pass of their own; of so few rows it costs little.
 _NO_KERNEL = "CUBLAS_STATUS_NOT_SUPPORTED"
 
 
