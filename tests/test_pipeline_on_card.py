@@ -16,9 +16,11 @@ from pipeline.engine import Engine
 from pipeline.graph.attention_choice import choose_backend
 from pipeline.graph.recorded import Recorded
 from pipeline.kernels.attention import FLASH3, TORCH, attention, available_backends, query_rows
+from pipeline.kernels.text_attention import plain_text_attention, text_attention
 from pipeline.kernels.triton_jit import compiled
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from tests.pipeline_checkpoints import make_batch, make_job
+from tests.pipeline_ops import EPS, rand
 
 CARD = "cuda:0"
 
@@ -155,3 +157,17 @@ def test_in_half_precision_a_clip_is_as_near_to_full_precision_as_half_precision
 
 def test_the_allocators_segments_grow(engine: Engine) -> None:
     assert torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
+
+
+@pytest.mark.parametrize("count", [20, 127, 128, 250, 512])
+def test_text_attention_of_more_queries_than_programs_take_at_once(count: int) -> None:
+    heads, rows = 24, 512
+    q, q_weight = (
+        rand(*size, seed=1, dtype=torch.bfloat16, device=CARD) for size in ((1, 5001, 3072), (3072,))
+    )
+    k, v = (rand(1, rows, heads, 128, seed=seed, dtype=torch.bfloat16, device=CARD) for seed in (2, 3))
+    k[:, count + 1 :] = v[:, count + 1 :] = torch.nan
+    counts = torch.tensor([count], dtype=torch.int32, device=CARD)
+    ours = text_attention(q, k, v, counts, q_weight=q_weight, eps=EPS).float()
+    truth = plain_text_attention(*(x.float() for x in (q, k, v)), counts, q_weight, EPS)
+    assert (ours - truth).norm() < 0.01 * truth.norm()

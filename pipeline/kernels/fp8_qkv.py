@@ -130,7 +130,7 @@ def triton_fp8_qkv(
         BLOCK_C=32,
     )
     values_BN3D = torch.empty_like(qkv_BN3D, dtype=fp8_rows.E4M3)
-    _cast_kernel[row_programs, clips, 3](
+    _cast_kernel[row_programs, clips, 2](
         qkv_BN3D,
         weights_2D,
         cos_N1R,
@@ -190,7 +190,8 @@ def _partials_kernel(
     for index in range(0, NUM_TOKENS, STEP):
         k = tl.load(k_ptrs + index * (3 * D), mask=inside & (first + index < num_tokens), other=0.0)
         token = first + index + tl.zeros([1, 1], tl.int32)
-        k_sum += normed_and_rotated(k.to(tl.float32), weight, cos_ptr, sin_ptr, token, num_tokens, eps, D, R)
+        cos, sin = turns(cos_ptr, sin_ptr, token, num_tokens, D, R, BLOCK_D)
+        k_sum += normed_and_rotated(k.to(tl.float32), weight, cos, sin, eps, D)
     tl.store(out_ptrs, k_sum, mask=inside)
 
     v_sum = tl.zeros([1, BLOCK_D], tl.float32)
@@ -264,42 +265,51 @@ def _cast_kernel(
     ROWS: tl.constexpr,
 ) -> None:
     clip = tl.program_id(1).to(tl.int64)
-    kind = tl.program_id(2)  # queries, keys, values
     tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     channels = row_channels(BLOCK_D)
     inside = (tokens < num_tokens) & (channels < D)
-    cells = (clip * num_tokens + tokens) * (3 * D) + kind * D + channels
-    x = tl.load(qkv_ptr + cells, mask=inside, other=0.0).to(tl.float32)
-    vectors = clip * (2 * D) + channels
-    if kind == 2:
-        mean = tl.load(affine_ptr + D + vectors, mask=channels < D, other=0.0)
-        x = (x - mean) * tl.load(inner_ptr + D + vectors, mask=channels < D, other=0.0)
+    cells = (clip * num_tokens + tokens) * (3 * D) + channels
+    affine_ptr += clip * (2 * D)
+    inner_ptr += clip * (2 * D)
+    if tl.program_id(2) == 0:  # queries and keys, which are turned by the same angles
+        cos, sin = turns(cos_ptr, sin_ptr, tokens, num_tokens, D, R, BLOCK_D)
+        for kind in tl.static_range(2):
+            x = tl.load(qkv_ptr + cells + kind * D, mask=inside, other=0.0).to(tl.float32)
+            weight = tl.load(weights_ptr + kind * D + channels, mask=channels < D, other=0.0)
+            x = normed_and_rotated(x, weight, cos, sin, eps, D)
+            if kind == 1:
+                x -= tl.load(inner_ptr + channels, mask=channels < D, other=0.0)
+            tl.store(out_ptr + cells + kind * D, x.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        weight = tl.load(weights_ptr + kind * D + channels, mask=channels < D, other=0.0)
-        x = normed_and_rotated(x, weight, cos_ptr, sin_ptr, tokens, num_tokens, eps, D, R)
-        if kind == 1:
-            x -= tl.load(inner_ptr + vectors, mask=channels < D, other=0.0)
-    tl.store(out_ptr + cells, x.to(out_ptr.dtype.element_ty), mask=inside)
+        x = tl.load(qkv_ptr + cells + 2 * D, mask=inside, other=0.0).to(tl.float32)
+        x -= tl.load(affine_ptr + D + channels, mask=channels < D, other=0.0)
+        x *= tl.load(inner_ptr + D + channels, mask=channels < D, other=0.0)
+        tl.store(out_ptr + cells + 2 * D, x.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @jit
-def normed_and_rotated(
-    x: tl.tensor,
-    weight: tl.tensor,
+def turns(
     cos_ptr: tl.tensor,
     sin_ptr: tl.tensor,
     tokens: tl.tensor,
     num_tokens: tl.tensor,
-    eps: tl.tensor,
     D: tl.constexpr,
     R: tl.constexpr,
-) -> tl.tensor:
-    """qk_norm_rope of fp32 rows x, zero past D, of tokens (ROWS, 1)."""
-    pairs = tl.arange(0, x.shape[1] // 2)[None, :]
+    BLOCK_D: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """For each pair of channels of tokens (ROWS, 1)."""
+    pairs = tl.arange(0, BLOCK_D // 2)[None, :]
     turned = (tokens < num_tokens) & (pairs < D // 2)
     angles = tokens * R + pairs % R
     cos = tl.load(cos_ptr + angles, mask=turned, other=0.0)
-    sin = tl.load(sin_ptr + angles, mask=turned, other=0.0)
+    return cos, tl.load(sin_ptr + angles, mask=turned, other=0.0)
+
+
+@jit
+def normed_and_rotated(
+    x: tl.tensor, weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, eps: tl.tensor, D: tl.constexpr
+) -> tl.tensor:
+    """qk_norm_rope of fp32 rows x, zero past D. cos, sin: of turns."""
     normed = x * tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight
     even, odd = tl.split(tl.reshape(normed, [cos.shape[0], cos.shape[1], 2]))
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), x.shape)
