@@ -211,7 +211,7 @@ def test_a_file_that_diffusers_makes_nothing_of_is_refused_with_its_reason(
     file = lora_file(
         tmp_path / "odd.safetensors", {"lora_unet_blocks_0_x.lora_down.weight": torch.ones(2, 2)}
     )
-    with pytest.raises(ModelError, match="a LoRA that cannot be read: .*odd.safetensors: .") as caught:
+    with pytest.raises(ModelError, match=r"a LoRA that cannot be read: .*odd\.safetensors: .") as caught:
         fused(folder, str(file))
     assert caught.value.__cause__ is not None
 
