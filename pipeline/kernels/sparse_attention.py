@@ -129,22 +129,21 @@ def _sparse_attention_kernel(
     list_ptr = blocks_ptr + ((clip * H + head) * tl.num_programs(0) + block) * num_listed
     keys = tl.arange(0, BLOCK_M)
     cells = keys[:, None] * token_stride + channels
-    k_ptrs = k_ptr + first + cells
-    v_ptrs = v_ptr + first + cells
     highest = tl.full([BLOCK_N], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_N], tl.float32)
     mixed = tl.zeros([BLOCK_N, K], tl.float32)
     for index in range(0, num_listed - 1):
-        start = tl.load(list_ptr + index).to(tl.int64) * BLOCK_M
-        k = tl.load(k_ptrs + start * token_stride)
-        v = tl.load(v_ptrs + start * token_stride)
+        start = first + tl.load(list_ptr + index).to(tl.int64) * BLOCK_M * token_stride
+        k = tl.load(k_ptr + start + cells)
+        v = tl.load(v_ptr + start + cells)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         highest, total, mixed = _taken_in(scores, v, log2_scale, highest, total, mixed)
     # Lists rise, so only their last block can be the clip's last, which may have fewer keys.
-    start = tl.load(list_ptr + num_listed - 1).to(tl.int64) * BLOCK_M
-    present = start + keys < num_tokens
-    k = tl.load(k_ptrs + start * token_stride, mask=present[:, None], other=0.0)
-    v = tl.load(v_ptrs + start * token_stride, mask=present[:, None], other=0.0)
+    last = tl.load(list_ptr + num_listed - 1).to(tl.int64) * BLOCK_M
+    present = last + keys < num_tokens
+    start = first + last * token_stride
+    k = tl.load(k_ptr + start + cells, mask=present[:, None], other=0.0)
+    v = tl.load(v_ptr + start + cells, mask=present[:, None], other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     scores = tl.where(present[None, :], scores, float("-inf"))
     highest, total, mixed = _taken_in(scores, v, log2_scale, highest, total, mixed)
