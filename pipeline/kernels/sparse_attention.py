@@ -132,7 +132,7 @@ def _sparse_attention_kernel(
     highest = tl.full([BLOCK_N], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_N], tl.float32)
     mixed = tl.zeros([BLOCK_N, K], tl.float32)
-    for index in range(0, num_listed - 1):
+    for index in range(num_listed - 1):
         start = first + tl.load(list_ptr + index).to(tl.int64) * BLOCK_M * token_stride
         k = tl.load(k_ptr + start + cells)
         v = tl.load(v_ptr + start + cells)
