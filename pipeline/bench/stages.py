@@ -131,8 +131,8 @@ def forward_stage(setting: Setting) -> StageResult:
             "not in it: the sampler, and on our side text keys and timestep tables, made once a clip",
             f"prompts of {PROMPT_TOKENS} and {NEGATIVE_TOKENS} tokens; memory of transformer and inputs",
             f"ours fp8: {fp8_support(setting.device, dtype=setting.dtype)}",
-            f"ours sparse, of late steps: {sparse.density:.0%} of all pairs of tokens after the first block, in "
-            f"clips of {sparse.least_tokens:,} tokens or more",
+            f"ours sparse: a late step in fp8, {sparse.density:.0%} of the pairs of tokens, from "
+            f"{sparse.least_tokens:,} tokens on; random weights do not show what that changes",
             "TFLOP/s: in every column only the work that a dense guided step needs, none of it twice",
         ),
         facts={"operations": asdict(operations)},

@@ -39,8 +39,8 @@ class Piece:
 class SparseAttention(Protocol):
     """What a forward is given where not every token attends to every other.
 
-    least_tokens: of a clip; with fewer a forward stays dense. dense_blocks: of the transformer, from its first
-    on, as many stay dense anyway.
+    least_tokens: of a clip; with fewer a forward stays dense. dense_blocks: so many of the transformer, from
+    its first on, are dense anyway.
     """
 
     @property
