@@ -132,7 +132,8 @@ def forward_stage(setting: Setting) -> StageResult:
             f"prompts of {PROMPT_TOKENS} and {NEGATIVE_TOKENS} tokens; memory of transformer and inputs",
             f"ours fp8: {fp8_support(setting.device, dtype=setting.dtype)}",
             f"ours sparse: a late step in fp8, {sparse.density:.0%} of the pairs of tokens, from "
-            f"{sparse.least_tokens:,} tokens on; random weights do not show what that changes",
+            f"{sparse.least_tokens:,} tokens on;",
+            "what that changes is not to be seen with random weights",
             "TFLOP/s: in every column only the work that a dense guided step needs, none of it twice",
         ),
         facts={"operations": asdict(operations)},
