@@ -15,7 +15,7 @@ from manifests.presets import PRESETS
 from pipeline.approx import sparse_attention as module
 from pipeline.approx.fp8 import fp8_convert
 from pipeline.approx.presets import Approximation, approximation_of
-from pipeline.approx.sparse_attention import BlockSparseAttention, block_means, chosen_blocks, sparse_in
+from pipeline.approx.sparse_attention import BlockSparseAttention, chosen_blocks, sparse_in
 from pipeline.approx.token_order import compact_order
 from pipeline.engine import Engine
 from pipeline.kernels.attention import TORCH, attention
@@ -61,14 +61,6 @@ def test_where_blocks_fill_the_grid_each_is_a_box() -> None:
     for block, sides in ((64, [4, 4, 4]), (8, [2, 2, 2])):
         parts = places((4, 8, 16))[order].unflatten(0, (-1, block))
         assert ((parts.amax(1) - parts.amin(1) + 1) == torch.tensor(sides)).all()
-
-
-def test_means_are_of_a_blocks_own_tokens() -> None:
-    x = torch.arange(10.0).reshape(1, 10, 1, 1).expand(2, -1, 3, 1)
-    assert block_means(x, 4)[1, :, 2, 0].tolist() == [1.5, 5.5, 8.5]
-    assert block_means(x, 5)[0, :, 0, 0].tolist() == [2.0, 7.0]
-    assert block_means(x, 16)[0, :, 0, 0].tolist() == [4.5]
-    assert block_means(x.bfloat16(), 4).dtype == torch.float32
 
 
 def along(directions: list[int], *, block: int, num_tokens: int) -> torch.Tensor:

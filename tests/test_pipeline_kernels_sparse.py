@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from pipeline.kernels.attention import TORCH, attention
+from pipeline.kernels.block_means import block_means, num_blocks, triton_block_means
 from pipeline.kernels.sparse_attention import (
     KEY_BLOCK,
     QUERY_BLOCK,
-    num_blocks,
     sparse_attention,
     triton_sparse_attention,
 )
@@ -123,10 +123,24 @@ def test_a_clip_does_not_depend_on_its_neighbours(route: tuple[Any, str, torch.d
     assert torch.equal(function(q, k, v, blocks)[1], expected)
 
 
-def test_what_the_op_says_of_itself_is_true() -> None:
+@pytest.mark.parametrize("block", [QUERY_BLOCK, KEY_BLOCK])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_means_are_of_a_blocks_own_tokens(
+    route: tuple[Any, str, torch.dtype], sizes: tuple[int, ...], block: int
+) -> None:
+    function, device, dtype = route
+    _, k, _ = projected(sizes, dtype=dtype, device=device)
+    is_kernel = function is triton_sparse_attention
+    means = triton_block_means(k, block) if is_kernel else block_means(k, block=block)
+    expected = torch.stack([part.double().mean(1) for part in k.split(block, dim=1)], dim=1)
+    torch.testing.assert_close(means, expected.float(), rtol=0, atol=2e-6)
+
+
+def test_what_the_ops_say_of_themselves_is_true() -> None:
     q, k, v = projected((2, 150, 2, 16), dtype=torch.float32, device=DEVICE)
     blocks = lists_of((2, 150, 2, 16), num_listed=2, device=DEVICE)
     torch.library.opcheck(torch.ops.vgbatch.sparse_attention.default, (q, k, v, blocks))
+    torch.library.opcheck(torch.ops.vgbatch.block_means.default, (q, QUERY_BLOCK))
 
 
 @pytest.mark.skipif(not find_spec("triton"), reason="no kernel without Triton")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.approx.token_order import compact_order
+from pipeline.kernels.block_means import block_means
 from pipeline.kernels.sparse_attention import KEY_BLOCK, QUERY_BLOCK, sparse_attention
 from pipeline.sampling.schedules import Step
 
@@ -67,7 +68,9 @@ def chosen_blocks(q_BNHK: torch.Tensor, k_BNHK: torch.Tensor, *, density: float)
 
     S: density of all, rounded, but no fewer than a block of queries is made of.
     """
-    q_means_BQHK, k_means_BMHK = block_means(q_BNHK, QUERY_BLOCK), block_means(k_BNHK, KEY_BLOCK)
+    q_means_BQHK, k_means_BMHK = (
+        block_means(x_BNHK, block=block) for x_BNHK, block in ((q_BNHK, QUERY_BLOCK), (k_BNHK, KEY_BLOCK))
+    )
     scores_BHQM = torch.einsum("bqhk,bmhk->bhqm", q_means_BQHK, k_means_BMHK)
     own_parts = QUERY_BLOCK // KEY_BLOCK
     query_blocks, key_blocks = scores_BHQM.shape[2:]
@@ -76,13 +79,3 @@ def chosen_blocks(q_BNHK: torch.Tensor, k_BNHK: torch.Tensor, *, density: float)
     num_kept = min(key_blocks, max(own_parts, round(density * key_blocks)))
     kept = scores_BHQM.masked_fill_(is_own_QM, math.inf).topk(num_kept, sorted=False)
     return kept.indices.sort().values.int()
-
-
-def block_means(x_BNHK: torch.Tensor, block: int) -> torch.Tensor:
-    """Of each block of consecutive tokens, (B, blocks, H, K) in fp32; of the last one's own alone."""
-    num_whole = x_BNHK.shape[1] // block
-    whole_BNHK, rest_BNHK = x_BNHK.split([num_whole * block, x_BNHK.shape[1] - num_whole * block], dim=1)
-    means_BMHK = whole_BNHK.unflatten(1, (num_whole, block)).mean(2, dtype=torch.float32)
-    if not rest_BNHK.shape[1]:
-        return means_BMHK
-    return torch.cat([means_BMHK, rest_BNHK.mean(1, keepdim=True, dtype=torch.float32)], dim=1)
