@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from pipeline.kernels.block_means import num_blocks
 from pipeline.kernels.triton_jit import jit, tl
 
-# SpargeAttention's, and what torch's FlexAttention takes for heads of 128 channels on an H100: tiles that tensor
-# cores like, of tokens that still lie close together, about 5 and 4 of them in each direction.
+# SpargeAttention's, and what torch's FlexAttention takes for heads of 128 channels on an H100: tiles that
+# tensor cores like, of tokens that still lie close together, about 5 and 4 of them in each direction.
 QUERY_BLOCK, KEY_BLOCK = 128, 64
 
 
@@ -83,8 +83,8 @@ def triton_sparse_attention(
 def _launch(dtype: torch.dtype) -> dict[str, int]:
     if dtype == torch.float32:  # no tensor core takes it unrounded: this is for tests
         return {"num_warps": 8, "num_stages": 1}
-    # The listed block's number is read a stage ahead of its keys. For sm_90 158 registers a thread, 98 KB of
-    # shared memory; with 4 warps registers spill.
+    # Not tuned on a card yet. For sm_90 it takes 150 registers a thread and 128 KiB of shared memory, three
+    # blocks of keys and values in turn; with 4 warps registers spill.
     return {"num_warps": 8, "num_stages": 3}
 
 
@@ -131,16 +131,17 @@ def _sparse_attention_kernel(
     highest = tl.full([BLOCK_N], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_N], tl.float32)
     mixed = tl.zeros([BLOCK_N, K], tl.float32)
-    for index in range(num_listed - 1):
-        start = first + tl.load(list_ptr + index).to(tl.int64) * BLOCK_M * token_stride
+    listed = tl.load(list_ptr)
+    for index in range(1, num_listed):
+        start = first + listed.to(tl.int64) * BLOCK_M * token_stride
         k = tl.load(k_ptr + start + cells)
         v = tl.load(v_ptr + start + cells)
+        listed = tl.load(list_ptr + index)  # a turn ahead, or loading keys ahead would have to wait for it
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         highest, total, mixed = _taken_in(scores, v, log2_scale, highest, total, mixed)
     # Lists rise, so only their last block can be the clip's last, which may have fewer keys.
-    last = tl.load(list_ptr + num_listed - 1).to(tl.int64) * BLOCK_M
-    present = last + keys < num_tokens
-    start = first + last * token_stride
+    present = listed * BLOCK_M + keys < num_tokens
+    start = first + listed.to(tl.int64) * BLOCK_M * token_stride
     k = tl.load(k_ptr + start + cells, mask=present[:, None], other=0.0)
     v = tl.load(v_ptr + start + cells, mask=present[:, None], other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
