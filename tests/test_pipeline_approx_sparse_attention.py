@@ -125,11 +125,11 @@ def velocities(
     clips: slice = slice(None),
     num_texts: int = 2,
 ) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(5)
-    latents = torch.randn(LATENTS, generator=generator)[clips]
-    texts = torch.randn((num_texts, LATENTS[0], 21, 16), generator=generator)[:, clips]
-    counts = torch.full((len(latents),), 21, dtype=torch.int32)
-    tables = transformer.step_tables(torch.tensor([713]))
+    generator, device = torch.Generator().manual_seed(5), transformer.module.patch_embedding.weight.device
+    latents = torch.randn(LATENTS, generator=generator)[clips].to(device)
+    texts = torch.randn((num_texts, LATENTS[0], 21, 16), generator=generator)[:, clips].to(device)
+    counts = torch.full((len(latents),), 21, dtype=torch.int32, device=device)
+    tables = transformer.step_tables(torch.tensor([713], device=device))
     outcome = transformer(
         latents,
         blocks_L6D=tables.blocks_SL6D[0],
