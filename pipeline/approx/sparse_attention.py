@@ -40,10 +40,10 @@ class BlockSparseAttention:
     VideoGen publishes for Wan at 720p. Like Radial Attention it keeps the first block dense, whose attention
     has no pattern that is like the others'; guidance's two branches share that one.
 
-    least_tokens: attention among 16,384 of 3,072 channels takes two fifths of a forward in 8 bits, of which
-    this spares two fifths. That is reckoned with 500 TFLOP/s for a quarter of the pairs and 0.6 ms a block
-    for choosing them, where FlashAttention-3 has 850 TFLOP/s in 8 bits for all. At half of the length
-    choosing would take most of what is spared.
+    least_tokens: attention among 16,384 of 3,072 channels takes two fifths of a forward in 8 bits, and this
+    spares half of it; at half of the length it would spare a tenth of a forward. That is reckoned with 500
+    TFLOP/s for a quarter of the pairs and 0.2 ms a block for choosing them, where FlashAttention-3 has 850
+    TFLOP/s in 8 bits for all.
     """
 
     density: float = 0.25

@@ -26,8 +26,8 @@ def sparse_attention(
     """(B, N, H * K): queries of each block attend to all keys of the blocks listed for it.
 
     Scores are scaled by K**-0.5. q, k, v: views of one fused projection, alike in strides; heads lie side by
-    side, and on a card K is a power of two from 16 on. blocks: int32, contiguous; each list rises, without
-    repeats. Does 4 * B * H * K * N * S * KEY_BLOCK operations.
+    side, and on a card K is a power of two from 16 on. blocks: int32, contiguous; each list rises and has no
+    block twice. Does 4 * B * H * K * N * S * KEY_BLOCK operations.
     """
     return _sparse_attention_op(q_BNHK, k_BNHK, v_BNHK, blocks_BHQS)
 
