@@ -60,8 +60,10 @@ class ModelSource:
 
     @property
     def revision(self) -> str:
-        """Of the checkpoint and its LoRAs together, with their strengths."""
-        parts = [f"{lora.revision}={lora.strength:g}" for lora in self.loras]
+        """Of the checkpoint and its LoRAs together, with their strengths, and of how few steps are taken."""
+        parts = [f"{lora.revision}={lora.strength!r}" for lora in self.loras]
+        if self.recipe is not None:
+            parts.append(self.recipe.revision)
         return "+".join([self.base_revision, *parts])
 
 

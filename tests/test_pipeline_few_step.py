@@ -14,6 +14,7 @@ from manifests.errors import ModelError
 from manifests.job import Weights
 from pipeline.config import EngineConfig
 from pipeline.engine import build_engine
+from pipeline.models.lora_files import find_lora
 from pipeline.models.resolve import resolve_model
 from pipeline.sampling.few_step import EulerSteps, RenoisingSteps, step_seed
 from pipeline.sampling.noise import initial_noise
@@ -175,12 +176,84 @@ def test_turbo_of_many_step_weights_says_what_is_missing(tmp_path: Path) -> None
 @pytest.mark.parametrize("few_step", [False, True])
 def test_a_few_step_checkpoint_is_one_whatever_the_preset(few_step: bool, tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "m", "t2v")
-    many = resolve_model(str(folder)).source.revision
     (folder / FILE_NAME).write_text('name = "student"\nsampler = "renoise"\ntimesteps = [1000, 757, 522]\n')
     found = resolve_model(Weights(str(folder), few_step=few_step))
     assert (found.spec.few_step, found.spec.default_steps) == ("student", 3)
     assert found.source.loras == ()
-    assert found.source.base_revision == many
+
+
+def write_recipe(folder: Path, *, sampler: str, name: str = "student", **more: str) -> None:
+    lines = [f'name = "{name}"', f'sampler = "{sampler}"', "sigmas = [1, 0.5]"]
+    lines += [f'{key} = "{value}"' for key, value in more.items()]
+    (folder / FILE_NAME).write_text("\n".join(lines))
+
+
+def builtin_lora(file: Path) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    source = resolve_model(Weights("builtin", few_step=True)).source.loras[0].files[0]
+    file.write_bytes(source.read_bytes())
+    return file
+
+
+def test_another_recipe_is_another_revision(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "m", "t2v")
+    lora = builtin_lora(tmp_path / "lora" / "a.safetensors")
+    asked = [Weights(str(folder)), Weights("builtin", str(lora), few_step=True)]
+    revisions = []
+    for sampler in ("euler", "renoise"):
+        for place in (folder, lora.parent):
+            write_recipe(place, sampler=sampler)
+        revisions.append([resolve_model(weights).source.revision for weights in asked])
+    (checkpoint, with_lora), (other_checkpoint, with_other) = revisions
+    assert checkpoint != other_checkpoint
+    assert with_lora != with_other
+    write_recipe(lora.parent, sampler="renoise", name="the same by another name")
+    assert resolve_model(asked[1]).source.revision == with_other
+
+
+def test_an_alias_pins_the_recipe_of_a_checkpoint_too(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "m", "t2v")
+    pinned = []
+    for sampler in ("euler", "renoise"):
+        write_recipe(folder, sampler=sampler)
+        pinned.append(resolve_model(str(folder)).source.base_revision)
+    assert pinned[0] != pinned[1]
+
+
+def test_a_recipe_is_of_the_lora_that_it_lies_beside_alone(tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    few = builtin_lora(shelf / "few.safetensors")
+    write_recipe(shelf, sampler="euler")
+    assert find_lora(str(few)).recipe is not None
+    assert find_lora(str(shelf)).recipe is not None
+    style = builtin_lora(shelf / "style.safetensors")
+    assert [find_lora(str(file)).recipe for file in (few, style)] == [None, None]
+
+
+def test_a_lora_in_a_checkpoints_folder_has_no_part_in_its_recipe(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "m", "t2v")
+    lora = builtin_lora(folder / "style.safetensors")
+    write_recipe(folder, sampler="euler", lora="few_step")
+    assert find_lora(str(lora)).recipe is None
+    (tmp_path / "apart").mkdir()
+    moved = builtin_lora(tmp_path / "apart" / "style.safetensors")
+    write_recipe(moved.parent, sampler="euler", lora="few_step")
+    assert find_lora(str(moved)).recipe is None
+
+
+def test_the_few_step_lora_of_a_model_is_not_taken_twice(tmp_path: Path) -> None:
+    lora = builtin_lora(tmp_path / "mine" / "copy.safetensors")
+    with pytest.raises(ModelError, match="a second time"):
+        resolve_model(Weights("builtin", str(lora), few_step=True))
+
+
+@pytest.mark.parametrize(
+    "content", [b"a=" + b"[" * 5000, b'name = "a\\u001b[31m"\nsampler = "euler"\nsigmas=[1]']
+)
+def test_a_hostile_recipe_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(ModelError):
+        read_recipe(tmp_path / FILE_NAME)
 
 
 def test_two_recipes_at_once_are_refused(tmp_path: Path) -> None:

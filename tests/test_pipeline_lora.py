@@ -115,6 +115,48 @@ def test_formats_that_people_have(how: str, folder: Path, weight: torch.Tensor, 
     assert (fused(folder, str(file)) - expected).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("metadata", "scale"),
+    [
+        ({"lora_alpha": 16}, 8.0),
+        ({"lora_alpha": 16, "use_rslora": True}, 16 / 2**0.5),
+        ({"lora_alpha": 2, "alpha_pattern": {LAYER: 16}}, 8.0),
+        ({"lora_alpha": 2, "alpha_pattern": {"to_q": 6, LAYER: 16}}, 3.0),
+        ({"lora_alpha": 2, "alpha_pattern": {"q": 16}}, 1.0),
+        ({"r": 8, "lora_alpha": 8, "rank_pattern": {LAYER: RANK}}, 4.0),
+    ],
+    ids=str,
+)
+def test_what_peft_was_told_counts(
+    metadata: Mapping[str, Any], scale: float, folder: Path, weight: torch.Tensor, tmp_path: Path
+) -> None:
+    down, up = update(weight, seed=1)
+    own, bias = f"transformer.{LAYER}", rand(len(weight), seed=9)
+    said = json.dumps({f"transformer.{key}": value for key, value in metadata.items()})
+    names = {f"{own}.lora_A.weight": down, f"{own}.lora_B.weight": up, f"{own}.lora_B.bias": bias}
+    file = lora_file(tmp_path / "a.safetensors", names, lora_adapter_metadata=said)
+    module, plain = (
+        _module(resolve_model(Weights(str(folder), str(file)))),
+        _module(resolve_model(str(folder))),
+    )
+    assert (module.get_parameter(f"{LAYER}.weight") - (weight + scale * (up @ down))).abs().max() < 4e-6
+    added = module.get_parameter(f"{LAYER}.bias") - plain.get_parameter(f"{LAYER}.bias")
+    assert (added - scale * bias).abs().max() < 4e-6
+
+
+def test_sums_are_rounded_once(folder: Path, weight: torch.Tensor, tmp_path: Path) -> None:
+    module = _module(resolve_model(str(folder))).to(torch.bfloat16)
+    before = module.get_parameter(f"{LAYER}.weight").clone()
+    found = [
+        find_lora(f"{plain_lora(tmp_path / f'{n}.safetensors', weight, seed=n)}=0.01") for n in (1, 5, 9)
+    ]
+    FusedLoras([module]).use([one.source for one in found])
+    total = before.float() + sum(
+        0.01 * (up @ down) for down, up in (update(weight, seed=n) for n in (1, 5, 9))
+    )
+    assert torch.equal(module.get_parameter(f"{LAYER}.weight"), total.to(torch.bfloat16))
+
+
 def test_weights_come_back_to_the_bit(folder: Path, weight: torch.Tensor, tmp_path: Path) -> None:
     module = _module(resolve_model(str(folder))).to(torch.bfloat16)
     loras = FusedLoras([module])
@@ -169,6 +211,73 @@ def test_each_expert_gets_its_own(tmp_path: Path) -> None:
         down, up = update(original, seed=seed)
         found = expert.module.get_parameter(f"{LAYER}.weight")
         assert (found - (original + up @ down)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "how", ["a pair in names of its own", "one file for both", "one file of one expert", "of all"]
+)
+def test_experts_of_one_file_and_of_two(how: str, tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "a14b", "a14b")
+    plain = load_wan(resolve_model(str(folder)).source, device="cpu", dtype="float32", vae_dtype="float32")
+    before = [expert.module.get_parameter(f"{LAYER}.weight").clone() for expert in plain.experts]
+    products = [update(before[0], seed=seed) for seed in (1, 5)]
+
+    def names(expert: int, prefix: str) -> dict[str, torch.Tensor]:
+        down, up = products[expert]
+        return {f"{prefix}.{LAYER}.lora_A.weight": down, f"{prefix}.{LAYER}.lora_B.weight": up}
+
+    first, second = names(0, "transformer"), names(1, "transformer_2")
+    wanted = [0, 1]
+    if how == "a pair in names of its own":
+        lora_file(tmp_path / "lora" / "High_noise.safetensors", first)
+        lora_file(tmp_path / "lora" / "Low_noise.safetensors", second)
+    elif how == "one file for both":
+        lora_file(tmp_path / "lora" / "a.safetensors", first | second)
+    elif how == "one file of one expert":
+        lora_file(tmp_path / "lora" / "a.safetensors", second)
+        wanted = [-1, 1]
+    else:
+        lora_file(tmp_path / "lora" / "a.safetensors", first)
+        wanted = [0, 0]
+    source = resolve_model(Weights(str(folder), str(tmp_path / "lora"))).source
+    fused = load_wan(source, device="cpu", dtype="float32", vae_dtype="float32")
+    for expert, original, number in zip(fused.experts, before, wanted, strict=True):
+        down, up = products[number]
+        expected = original if number < 0 else original + up @ down
+        assert (expert.module.get_parameter(f"{LAYER}.weight") - expected).abs().max() < 1e-6, (how, number)
+
+
+def test_a_pair_is_refused_by_a_model_of_one_expert(
+    folder: Path, weight: torch.Tensor, tmp_path: Path
+) -> None:
+    for expert in ("high_noise", "low_noise"):
+        plain_lora(tmp_path / f"{expert}.safetensors", weight)
+    with pytest.raises(ModelError, match="for two experts, where the model has one"):
+        resolve_model(Weights(str(folder), str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lora_A.weight": torch.full((RANK, 8), torch.nan)}, "values that are no numbers"),
+        ({"alpha": torch.tensor(torch.inf)}, "values that are no numbers"),
+        (
+            {"lora_A.weight": torch.ones(0, 8), "lora_B.weight": torch.ones(8, 0)},
+            "no product of two matrices",
+        ),
+        ({"lora_magnitude_vector": torch.ones(8)}, "is of a DoRA"),
+    ],
+    ids=["nan", "alpha", "rank 0", "dora"],
+)
+def test_numbers_that_cannot_be_added_are_refused(
+    changed: Mapping[str, torch.Tensor], message: str, folder: Path, tmp_path: Path
+) -> None:
+    names = {"lora_A.weight": torch.ones(RANK, 8), "lora_B.weight": torch.ones(8, RANK)} | changed
+    file = lora_file(
+        tmp_path / "a.safetensors", {f"transformer.{LAYER}.{name}": value for name, value in names.items()}
+    )
+    with pytest.raises(ModelError, match=message):
+        fused(folder, str(file))
 
 
 def test_a_lora_of_another_model_is_refused_with_the_layer(folder: Path, tmp_path: Path) -> None:
@@ -291,6 +400,9 @@ def test_the_revision_tells_contents_and_strengths_apart(
         ("nowhere.safetensors", "no such file or folder, and not a hub id"),
         ("{file},,{file}", "a comma without a LoRA"),
         ("{file}=0", "strength `0`"),
+        ("=0.8", "a strength without a LoRA"),
+        ("/dev/null", "neither a file nor a folder"),
+        ("{folder}/deep.safetensors", "not a safetensors file, or cut short"),
         ("{file}=much", "strength `much`"),
         ("{file}=nan", "strength `nan`"),
         ("{file}=1e9", "strength `1e9`"),
@@ -312,6 +424,8 @@ def test_what_is_no_lora_is_refused(written: str, message: str, weight: torch.Te
     (tmp_path / "short.safetensors").write_bytes(file.read_bytes()[:60])
     (tmp_path / "most.safetensors").write_bytes(file.read_bytes()[:-1])
     (tmp_path / "empty.safetensors").write_bytes(b"")
+    deep = b"[" * 200_000
+    (tmp_path / "deep.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep)
     lora_file(tmp_path / "weights.safetensors", {"transformer.x.weight": weight})
     with pytest.raises(ModelError, match=message):
         find_loras(written.format(file=file, folder=tmp_path))

@@ -43,10 +43,18 @@ def test_every_preset_has_its_limits() -> None:
     assert {preset: gate(preset) for preset in PRESETS} == wanted
 
 
-def test_likeness_is_not_asked_of_other_weights_nor_anything_of_the_same_preset() -> None:
-    other = limits_of("fast", against="exact", same_weights=False)
-    assert other == Limits(lost_frac=0.02, interval_frac=0.04)
-    assert limits_of("fast", against="fast", same_weights=False) == Limits()
+def test_nothing_is_asked_of_the_same_weights_in_the_same_preset() -> None:
+    for preset in PRESETS:
+        assert limits_of(preset, against=preset, same_weights=True) == Limits()
+
+
+def test_other_weights_must_show_what_is_asked_for_but_look_alike_in_no_preset() -> None:
+    for preset in PRESETS:
+        for against in PRESETS:
+            limits = limits_of(preset, against=against, same_weights=False)
+            assert limits.lost_frac is not None, (preset, against)
+            assert limits.psnr_db is limits.ssim is None
+    assert limits_of("exact", against="exact", same_weights=False).interval_frac == 0.04
 
 
 @pytest.mark.parametrize(

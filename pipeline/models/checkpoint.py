@@ -13,6 +13,7 @@ from typing import Any
 
 from manifests.errors import ModelError
 from pipeline.sampling.levels import sampler_settings
+from pipeline.sampling.recipes import FILE_NAME as FEW_STEP_FILE
 
 OVERRIDES_FILE = "vgbatch.json"
 
@@ -197,7 +198,7 @@ def _read_overrides(folder: Path, label: str, files: Collection[str]) -> dict[st
 def _read_json(file: Path, label: str) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
         raise ModelError(
             f"{file.name} cannot be read, {error}: {label}", hint="copy or download the checkpoint again"
         ) from error
@@ -211,5 +212,7 @@ def _model_files(files: Collection[str], components: list[str]) -> Iterator[str]
     for name in files:
         folder, _, rest = name.partition("/")
         hidden = any(part.startswith(".") for part in name.split("/"))
-        if name in ("model_index.json", OVERRIDES_FILE) or (rest and folder in components and not hidden):
+        if name in ("model_index.json", OVERRIDES_FILE, FEW_STEP_FILE) or (
+            rest and folder in components and not hidden
+        ):
             yield name

@@ -34,7 +34,13 @@ def few_step_of(weights: Weights, *, recipe: Recipe | None, folder: Path) -> Few
         recipes.insert(0, recipe)  # the checkpoint is a few-step one, whatever is asked of it
     elif recipe is not None and weights.few_step and not recipes:
         assert recipe.lora is not None
-        sources = (find_lora(str(folder / recipe.lora)).source, *sources)
+        own = find_lora(str(folder / recipe.lora)).source
+        if any(source.revision == own.revision for source in sources):
+            raise ModelError(
+                f"the few-step LoRA that the model brings along, a second time: {weights}",
+                hint="leave it out: `turbo` takes it by itself",
+            )
+        sources = (own, *sources)
         recipes.append(recipe)
     if len(recipes) > 1:
         names = " and ".join(one.name for one in recipes)

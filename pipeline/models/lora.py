@@ -8,6 +8,8 @@ are restored from copies of what they were.
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,8 +29,19 @@ from pipeline.models.lora_files import contents_revision
 
 _DOWN, _UP, _UP_BIAS, _ALPHA = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias", ".alpha"
 _PREFIXES = ("transformer.", "transformer_2.")
+_DORA = ("lora_magnitude_vector", "dora_scale")
 # What a file that is no LoRA makes of safetensors, of diffusers' conversion of names, and of us.
-_UNREADABLE = (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
+_UNREADABLE = (
+    SafetensorError,
+    OSError,
+    LookupError,
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    re.error,
+)
 _OF_ANOTHER = "use a LoRA that was trained for this model"
 
 
@@ -87,7 +100,7 @@ class FusedLoras:
                 for name, update in own.items():
                     _require_fit(parameters[number], name, update, lora)
                     updates[number, name].append(update)
-            if not any(of_experts):
+            if not (all(of_experts) if len(lora.files) > 1 else any(of_experts)):
                 raise ModelError(f"no layer of the model is in the LoRA: {_label(lora)}", hint=_OF_ANOTHER)
         return updates
 
@@ -119,7 +132,9 @@ def _of_experts(lora: LoraSource, *, num_experts: int) -> list[dict[str, _Update
             hint="use another file; a LoRA is one that diffusers' WanPipeline loads",
         ) from error
     if len(read) > 1:
-        return [updates[_PREFIXES[0]] for updates in read]
+        assert len(read) == num_experts, lora  # told when the files were found
+        first = _PREFIXES[0]
+        return [updates[own] or updates[first] for updates, own in zip(read, _PREFIXES, strict=True)]
     (updates,) = read
     if num_experts > 1 and updates[_PREFIXES[1]]:
         return [updates[prefix] for prefix in _PREFIXES]
@@ -129,7 +144,9 @@ def _of_experts(lora: LoraSource, *, num_experts: int) -> list[dict[str, _Update
 def _read(file: Path, *, strength: float) -> dict[str, dict[str, _Update]]:
     """By what modules are below in diffusers' names, and by the parameter that they change there."""
     state = WanPipeline.lora_state_dict(load_file(file))
-    alpha_frac = _common_alpha_frac(file)
+    metadata = _metadata(file)
+    if odd := next((key for key in state if any(mark in key for mark in _DORA)), None):
+        raise ValueError(f"{odd} is of a DoRA, which is more than a sum of products")
     updates: dict[str, dict[str, _Update]] = {prefix: {} for prefix in _PREFIXES}
     used = set()
     for key, down in state.items():
@@ -139,29 +156,50 @@ def _read(file: Path, *, strength: float) -> dict[str, dict[str, _Update]]:
         module = key.removesuffix(_DOWN)
         name = module.removeprefix(prefix)
         alpha, up, bias = (state.get(module + suffix) for suffix in (_ALPHA, _UP, _UP_BIAS))
-        if up is None or down.dim() != 2 or up.dim() != 2 or up.shape[1] != down.shape[0]:
+        if up is None or down.dim() != 2 or up.dim() != 2 or not 0 < up.shape[1] == down.shape[0]:
             shapes = " and ".join("none" if part is None else str(tuple(part.shape)) for part in (up, down))
             raise ValueError(f"{module} is no product of two matrices: {shapes}")
-        scale = strength * (alpha_frac if alpha is None else float(alpha) / len(down))
-        updates[prefix][f"{name}.weight"] = _Update(scale=scale, up=up, down=down)
+        if not all(bool(part.isfinite().all()) for part in (up, down, alpha, bias) if part is not None):
+            raise ValueError(f"{module} has values that are no numbers")
+        rank = len(down)
+        frac = _alpha_frac(metadata, prefix, name, rank) if alpha is None else float(alpha) / rank
+        updates[prefix][f"{name}.weight"] = _Update(scale=strength * frac, up=up, down=down)
         if bias is not None:
-            updates[prefix][f"{name}.bias"] = _Update(scale=strength, up=bias)
+            updates[prefix][f"{name}.bias"] = _Update(scale=strength * frac, up=bias)
         used |= {module + suffix for suffix in (_DOWN, _UP, _UP_BIAS, _ALPHA)}
     if unused := sorted(state.keys() - used):
         print(
-            f"warning: {len(unused)} of {len(state)} tensors of a LoRA are none that it can be made of, "
-            f"such as {unused[0]}, and are left out: {file}",
+            f"warning: {len(unused)} of {len(state)} tensors of a LoRA are left out, as they are no part of "
+            f"a product of two matrices, such as {unused[0]}: {file}",
             file=sys.stderr,
         )
     return updates
 
 
-def _common_alpha_frac(file: Path) -> float:
-    """alpha / rank where the file says it for all layers at once."""
+def _metadata(file: Path) -> Mapping[str, Any]:
+    """What peft had for a configuration, where the file says so, its keys under the prefix of an expert."""
     with safe_open(file, framework="pt") as opened:
-        metadata = json.loads((opened.metadata() or {}).get("lora_adapter_metadata", "{}"))
-    rank, alpha = metadata.get("transformer.r"), metadata.get("transformer.lora_alpha")
-    return float(alpha) / float(rank) if rank and alpha else 1.0
+        found = json.loads((opened.metadata() or {}).get("lora_adapter_metadata", "{}"))
+    if not isinstance(found, dict):
+        raise TypeError("lora_adapter_metadata is no table")
+    return found
+
+
+def _alpha_frac(metadata: Mapping[str, Any], prefix: str, name: str, rank: int) -> float:
+    """What a module's product is multiplied by, as in peft's LoraConfig; 1 where nothing is said."""
+    patterns = metadata.get(f"{prefix}alpha_pattern") or {}
+    alpha = metadata.get(f"{prefix}lora_alpha")
+    for pattern, own in patterns.items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", name):
+            alpha = own
+            break
+    if metadata.get(f"{prefix}use_dora"):
+        raise ValueError("a DoRA, which is more than a sum of products")
+    if alpha is None:
+        return 1.0
+    if not math.isfinite(float(alpha)):
+        raise ValueError(f"alpha is {alpha}")
+    return float(alpha) / (math.sqrt(rank) if metadata.get(f"{prefix}use_rslora") else rank)
 
 
 def _fetched(lora: LoraSource) -> Sequence[Path]:

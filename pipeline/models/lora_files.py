@@ -21,6 +21,8 @@ from pipeline.sampling.recipes import FILE_NAME, Recipe, published_recipe, read_
 
 _VALID = "a LoRA is a .safetensors file, a folder with one, or a hub id such as org/name@revision:file"
 _MOST_STRENGTH = 100
+_SUFFIX = ".safetensors"
+_OF_A_CHECKPOINT = "model_index.json"
 _USUAL_NAME = "pytorch_lora_weights.safetensors"
 _EXPERTS = ("high_noise", "low_noise")
 _MARKS = ("lora_A", "lora_down", "lora.down")
@@ -45,6 +47,8 @@ def find_loras(text: str) -> list[FoundLora]:
 def find_lora(entry: str) -> FoundLora:
     """One LoRA, as written. Raises ModelError."""
     name, strength = _split_strength(entry)
+    if not name:
+        raise ModelError(f"a strength without a LoRA: {entry!r}", hint=_VALID)
     if (path := _local(name)) is not None:
         return _from_path(path, label=name, strength=strength)
     repo, _, part = name.partition(":")
@@ -78,15 +82,27 @@ def _local(name: str) -> Path | None:
 
 def _from_path(path: Path, *, label: str, strength: float) -> FoundLora:
     folder = path if path.is_dir() else path.parent
-    names = (
-        [path.name] if path.is_file() else [file.name for file in sorted(path.iterdir()) if file.is_file()]
-    )
-    files = [folder / name for name in _chosen(names, label=label)]
+    try:
+        inside = sorted(file.name for file in folder.iterdir() if file.is_file())
+    except OSError as error:
+        raise ModelError(f"cannot be listed: {folder}: {error.strerror}", hint=_VALID) from error
+    if path != folder and path.name not in inside:
+        raise ModelError(f"neither a file nor a folder: {label}", hint=_VALID)
+    files = [folder / name for name in _chosen(inside if path == folder else [path.name], label=label)]
     for file in files:
         _require_lora(file)
-    recipe = folder / FILE_NAME
     source = LoraSource(files=tuple(files), strength=strength, revision=contents_revision(files))
-    return FoundLora(source=source, recipe=read_recipe(recipe) if recipe.is_file() else None)
+    is_all = path == folder or [name for name in inside if name.endswith(_SUFFIX)] == [path.name]
+    return FoundLora(source=source, recipe=_own_recipe(folder) if is_all else None)
+
+
+def _own_recipe(folder: Path) -> Recipe | None:
+    """Of the LoRA in the folder, unless that is a checkpoint's or has another LoRA in mind."""
+    file = folder / FILE_NAME
+    if (folder / _OF_A_CHECKPOINT).is_file() or not file.is_file():
+        return None
+    recipe = read_recipe(file)
+    return recipe if recipe.lora is None else None
 
 
 def _from_hub(repo: str, revision: str | None, *, part: str, label: str, strength: float) -> FoundLora:
@@ -105,7 +121,7 @@ def _from_hub(repo: str, revision: str | None, *, part: str, label: str, strengt
 
 def _chosen(names: Sequence[str], *, label: str) -> list[str]:
     """The file for all experts, or that of each, in their order."""
-    files = [name for name in names if name.endswith(".safetensors")]
+    files = [name for name in names if name.endswith(_SUFFIX)]
     usual = [name for name in files if name.rpartition("/")[2] == _USUAL_NAME]
     if len(files) == 1 or usual:
         return usual or files
@@ -125,7 +141,7 @@ def _require_lora(file: Path) -> None:
         ends = [header[name]["data_offsets"][1] for name in header if name != "__metadata__"]
         if 8 + size + max(ends, default=0) > file.stat().st_size:
             raise ValueError("cut short")
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise ModelError(f"not a safetensors file, or cut short: {file}", hint=_VALID) from error
     if not names:
         raise ModelError(f"no low-rank updates in it: {file}", hint=_VALID)

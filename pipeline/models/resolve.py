@@ -48,6 +48,10 @@ def resolve_model(
     label = weights.model if weights.model == target else f"{weights.model} ({target})"
     checkpoint, source, recipe = _find(weights, target, pinned_revision=pinned_revision, label=label)
     few_step = few_step_of(weights, recipe=recipe, folder=source.folder)
+    if not checkpoint.two_experts and any(len(lora.files) > 1 for lora in few_step.loras):
+        raise ModelError(
+            f"a LoRA for two experts, where the model has one: {weights}", hint="name one of its files"
+        )
     return _resolved(checkpoint, replace(source, loras=few_step.loras, recipe=few_step.recipe))
 
 

@@ -19,9 +19,10 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from manifests.errors import ModelError
 
@@ -53,6 +54,12 @@ class Recipe:
     expert_switch: float | None = None
     lora: str | None = None
 
+    @property
+    def revision(self) -> str:
+        """Twelve hex digits of all that decides about pixels; of a LoRA its own contents do."""
+        decisive = (self.sampler, self.steps, self.sigmas, self.flow_shift, self.expert_switch)
+        return sha256(repr(decisive).encode()).hexdigest()[:12]
+
 
 def published_recipe(repo: str) -> Recipe | None:
     """Of a repository on the hub, `org/name`, checkpoint or LoRA."""
@@ -63,7 +70,7 @@ def read_recipe(file: Path) -> Recipe:
     """Raises ModelError for a file that is no recipe."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not TOML
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not TOML
         raise ModelError(f"{file} cannot be read: {error}", hint="correct it, or take it away") from error
     return parse_recipe(table, origin=str(file))
 
@@ -130,6 +137,10 @@ def _refused(origin: str, key: str, value: object, valid: str) -> ModelError:
     return ModelError(f"{key} in {origin}: {value!r}", hint=f"valid: {valid}")
 
 
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value.strip())
+
+
 def _is_number(value: Any, *, least: float, most: float) -> bool:
     return type(value) in (int, float) and least < value <= most
 
@@ -144,7 +155,7 @@ def _are_numbers(value: object, *, most: float) -> bool:
 
 _TIMESTEPS = f"1 to {_MOST_STEPS} numbers above 0, at most {_TRAINED}"
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "name": ("a text", lambda value: isinstance(value, str) and bool(value.strip())),
+    "name": ("a text in one line", lambda value: _is_text(value) and value.isprintable()),
     "sampler": (f"{EULER}, {RENOISE} or {CHECKPOINT}", lambda value: value in (EULER, RENOISE, CHECKPOINT)),
     "timesteps": (_TIMESTEPS, lambda value: _are_numbers(value, most=_TRAINED)),
     "indices": (_TIMESTEPS, lambda value: _are_numbers(value, most=_TRAINED)),
@@ -161,5 +172,5 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a number above 0, at most 1",
         lambda value: _is_number(value, least=0, most=1),
     ),
-    "lora": ("a file or folder beside it", lambda value: isinstance(value, str) and bool(value.strip())),
+    "lora": ("a file or folder beside it", lambda value: _is_text(value)),
 }
