@@ -332,7 +332,9 @@ def verify(
     ] = None,
     clips: Annotated[
         int | None,
-        typer.Option("--clips", min=1, help="Compare so many (default: 600 captions, or all prompts)."),
+        typer.Option(
+            "--clips", min=1, max=100_000, help="Compare so many (default: 600 captions, or all prompts)."
+        ),
     ] = None,
     devices: DevicesOpt = None,
     as_json: JsonOpt = False,

@@ -73,6 +73,12 @@ def test_what_has_passed_here_is_not_mentioned_and_what_failed_is(tmp_path: Path
     assert "preset fast of tiny did not pass when it was last verified on H200" in warning
 
 
+def test_a_verification_of_few_clips_is_none_to_rely_on(tmp_path: Path) -> None:
+    record(tmp_path, num_clips=11)
+    (warning,) = warnings(tmp_path, BUCKET)
+    assert "was last verified with 11 clips, fewer than 12, on H200: `vgbatch verify" in warning
+
+
 def test_exact_needs_no_verification(tmp_path: Path) -> None:
     assert warnings(tmp_path, replace(BUCKET, preset="exact")) == []
 

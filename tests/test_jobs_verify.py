@@ -11,7 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from jobs.lock import run_lock
 from jobs.verification.sides import _skipped_frac
@@ -227,7 +229,32 @@ def test_two_models_are_compared_on_the_rows_that_both_can_render(
         "clips without frames",
         "black clips",
         "frozen clips",
+        "adherence lost",
+        "adherence lost, 95 % bound",
     ]
+
+
+def test_loras_of_rows_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{**ROWS[0], "lora": "style.safetensors"}]
+    verified(tmp_path, rows, preset="exact", console=Console(stderr=True))
+    assert "column lora of" in capsys.readouterr().err
+
+
+def test_a_few_step_checkpoint_is_not_compared_with_itself(tmp_path: Path) -> None:
+    model = tmp_path / "student"
+    shutil.copytree(BUILTIN, model, ignore=shutil.ignore_patterns("*.py", "*.log", "few_step"))
+    (model / "few_step.toml").write_text('name = "s"\nsampler = "euler"\nsigmas = [1, 0.5]\n')
+    with pytest.raises(UsageError, match="nothing to compare with: .*student is a few-step checkpoint"):
+        verified(tmp_path, ROWS[:1], model=str(model), preset="turbo", knobs=Knobs(log=tmp_path / "log"))
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_style_is_on_both_sides_of_turbo(tmp_path: Path) -> None:
+    style = tmp_path / "style.safetensors"
+    names = {f"transformer.blocks.0.attn1.to_q.lora_{half}.weight": torch.ones(2, 2) for half in "AB"}
+    save_file(names, style)
+    found = verified(tmp_path, ROWS[:1], lora=str(style), preset="turbo")
+    assert [found.facts[side]["lora"] for side in ("reference", "candidate")] == [str(style)] * 2
 
 
 def test_parts_of_a_manifest_are_one_prompt_set(tmp_path: Path) -> None:

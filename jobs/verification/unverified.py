@@ -13,6 +13,8 @@ from manifests.presets import EXACT
 from pipeline.config import NUMERICS
 from storage.ledger import Ledger
 
+_FEWEST_CLIPS = 12  # as many prompts of ours as there are for a model without captions
+
 
 class Unverified:
     """Asked whenever a worker has said what its card is; says each thing once."""
@@ -41,9 +43,14 @@ class Unverified:
             numerics=NUMERICS,
             gpu_name=gpu_name,
         )
-        if last is not None and last.passed:
+        if last is None:
+            found = "was never verified"
+        elif not last.passed:
+            found = "did not pass when it was last verified"
+        elif last.num_clips < _FEWEST_CLIPS:
+            found = f"was last verified with {last.num_clips} clips, fewer than {_FEWEST_CLIPS},"
+        else:
             return None
-        found = "was never verified" if last is None else "did not pass when it was last verified"
         what = f"preset {bucket.preset} of {bucket.weights} {found} on {gpu_name}"
         return f"warning: {what}: `{self._command(bucket)}`"
 

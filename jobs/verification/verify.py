@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from manifests.job import Weights
 from manifests.presets import EXACT, PRESETS, TURBO
 from manifests.sources import naming, open_parts
 from pipeline.config import NUMERICS
+from pipeline.models.lora_files import without_few_step
 from pipeline.models.tiny.captions import Case
 from pipeline.quality.gate import limits_of
 from pipeline.quality.prompts import (
@@ -94,16 +95,25 @@ def verify(
         ledger.create()
         models = find_models(settings)
         prompts = _find_prompts(settings, manifest, num_clips, models=models)
-        few_step_alone = settings.preset == TURBO and against != TURBO
+        is_few_step = settings.preset == TURBO and against != TURBO
         reference, candidate = _read_sides(
             prompts,
-            reference=(against_model or settings.model, None if few_step_alone else lora, against),
+            reference=(
+                against_model or settings.model,
+                without_few_step(lora) if lora is not None and is_few_step else lora,
+                against,
+            ),
             candidate=(settings.model, lora, settings.preset),
             settings=settings,
             models=models,
             console=console,
         )
-        for text in models.announcements():
+        if is_few_step and reference.revision == candidate.revision:
+            raise UsageError(
+                f"nothing to compare with: {candidate.model} is a few-step checkpoint in every preset",
+                hint="`--against-model MODEL` names one that takes many steps",
+            )
+        for text in (*_left_out(prompts), *models.announcements()):
             line(console, text)
         session = _Session(
             settings=settings,
@@ -170,6 +180,11 @@ def _prompts_of(prompts: Sequence[Prompt], *, name: str) -> _Prompts:
     )
     truths = {prompt.id: prompt.truth for prompt in prompts if prompt.truth is not None}
     return _Prompts(name=name, rows=rows, truths=truths)
+
+
+def _left_out(prompts: _Prompts) -> Iterator[str]:
+    if "lora" in prompts.rows.column_names and prompts.rows["lora"].null_count < prompts.rows.num_rows:
+        yield f"column lora of {prompts.name} is left out: `--lora` names those of all rows"
 
 
 def _manifest_rows(manifest: str, num_clips: int | None) -> pa.Table:

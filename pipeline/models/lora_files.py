@@ -44,6 +44,12 @@ def find_loras(text: str) -> list[FoundLora]:
     return [find_lora(entry) for entry in entries]
 
 
+def without_few_step(text: str) -> str | None:
+    """What is left of a `lora` column without its few-step LoRAs; None for nothing. Raises ModelError."""
+    entries = [entry for entry in text.split(",") if find_lora(entry.strip()).recipe is None]
+    return ",".join(entries) or None
+
+
 def find_lora(entry: str) -> FoundLora:
     """One LoRA, as written. Raises ModelError."""
     name, strength = _split_strength(entry)
