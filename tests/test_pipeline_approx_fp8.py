@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
 from pipeline.approx import fp8
 from pipeline.approx.fp8 import Fp8FeedForward, Fp8SelfAttention, Fp8Support, fp8_convert, fp8_support
+from pipeline.engine import Engine
 from pipeline.memory.streaming import map_tensors
+from pipeline.models.resolve import resolve_model
 from pipeline.models.wan_block import Linear, PlainFeedForward, PlainSelfAttention
 from pipeline.models.wan_transformer import WanTransformer
+from tests.pipeline_checkpoints import make_batch, make_engine, make_job
 from tests.test_pipeline_wan_transformer import forward, inputs, theirs
 from tests.test_pipeline_wan_transformer import make_module as make_odd_module
 
@@ -208,3 +212,21 @@ def test_a_cpu_rounds_as_a_card_would() -> None:
     support = fp8_support("cpu", dtype=torch.float32)
     assert (support.linears, support.attention) == (True, True)
     assert "emulated" in str(support)
+
+
+def test_an_engine_goes_from_exact_to_8_bits_and_back() -> None:
+    model = resolve_model("builtin")
+    batches = {
+        preset: make_batch(model, make_job(model, steps=2, preset=preset, prompt="a red circle"))
+        for preset in ("exact", "fp8")
+    }
+
+    def frames(engine: Engine, preset: str) -> Any:
+        (clip,) = engine.render(batches[preset]).clips
+        return clip.frames
+
+    alone = {preset: frames(make_engine(model), preset) for preset in batches}
+    assert not np.array_equal(alone["exact"], alone["fp8"])
+    engine = make_engine(model)
+    for preset in ("exact", "fp8", "exact"):
+        assert np.array_equal(frames(engine, preset), alone[preset]), preset
