@@ -1,12 +1,12 @@
 """A convolution over three frames of 8-bit floats: inputs and weights in e4m3, summed in fp32.
 
-As a matrix product whose left side is never written down: for each of the 27 taps a tile of pixels is read where
-that tap sees it, by the tensor memory accelerator, which gives zeros for what lies beyond a frame's sides.
-Values of a pixel, and weights of a tap and an output, lie together, as tensor cores want 8-bit operands.
+As a matrix product whose left side is never written down: for each of the 27 taps a tile of pixels is read
+where that tap sees it, by the tensor memory accelerator, which gives zeros for what lies beyond a frame's
+sides. Values of a pixel, and weights of a tap and an output, lie together, as tensor cores want 8-bit operands.
 
-Hopper's tensor cores add e4m3 products in fp32 of 13 fractional bits. Of 27 * 1,024 products, summed so in a
-model of theirs, that is 0.5 % off, where rounding the factors to e4m3 costs 3.8 %; handing sums over to fp32 would
-take twice the registers for nothing.
+Hopper's tensor cores are said to add e4m3 products with 13 fractional bits. Of 27 * 1,024 products, in a model
+of that, sums are then off by 0.5 %, where rounding the factors to e4m3 costs 3.8 %. So nothing is handed over
+to fp32 on the way, which would take twice the registers.
 
 Shapes: T frames, H and W sides, C channels, O outputs.
 """
@@ -30,14 +30,17 @@ _WARPS, _STAGES = 8, 4
 
 
 class Fp8Kernel(NamedTuple):
-    """Weights are values times scales. values: of shape (O, C, 3, 3, 3), each tap's (O, C) together in memory."""
+    """Weights are values times scales. values: in e4m3; each tap's (O, C) lie together in memory."""
 
     values_OC333: torch.Tensor
     scales_O: torch.Tensor
 
 
 def fp8_kernel(weight_OC333: torch.Tensor, *, input_scales: torch.Tensor) -> Fp8Kernel:
-    """For inputs that were divided by input_scales, (C,), before they were rounded: they are multiplied back here."""
+    """For inputs that were divided by input_scales, (C,), before they were rounded.
+
+    Weights take up those scales before they are rounded themselves.
+    """
     weight_OC333 = weight_OC333.float() * input_scales.view(-1, 1, 1, 1)
     rows = plain_fp8_rows(weight_OC333.flatten(1)[None])
     taps_333OC = rows.values_BND.view(weight_OC333.shape).permute(2, 3, 4, 0, 1).contiguous()
@@ -59,9 +62,9 @@ def plain_fp8_conv(
     num_frames = len(window_THWC) - 2
     frames_TCHW = window_THWC.float().permute(0, 3, 1, 2)
     weight_OC333 = values_OC333.float()
-    sums_TOHW, *others = (
+    sums_TOHW, *others = [
         F.conv2d(frames_TCHW[tap : tap + num_frames], weight_OC333[:, :, tap], padding=1) for tap in range(3)
-    )
+    ]
     for other_TOHW in others:
         sums_TOHW += other_TOHW
     return (sums_TOHW.permute(0, 2, 3, 1) * scales_O).to(dtype)
@@ -109,7 +112,7 @@ _fp8_conv_op.register_kernel("cpu", plain_fp8_conv)
 def _convolved(
     window_THWC: torch.Tensor, _: torch.Tensor, scales_O: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    num_frames, height, width, _ = window_THWC.shape
+    num_frames, height, width = window_THWC.shape[:3]
     return window_THWC.new_empty(num_frames - 2, height, width, len(scales_O), dtype=dtype)
 
 

@@ -42,8 +42,8 @@ def rms_silu(
     """SiLU of the RMS norm of branch + bias + residual, behind the history in the window: plain torch.
 
     window_THWC: of T + 2 frames, overwritten. history_2HWC: becomes the window's last two frames.
-    keep_sum: branch becomes the sum; otherwise it is left alone. factor: what the SiLU is multiplied by, for a
-    window in e4m3, in whose range it must keep it; of fp32.
+    keep_sum: branch becomes the sum; otherwise it is left alone. factor: in fp32, what the SiLU is multiplied
+    by so that it fills the range of e4m3, which window and history then have; never beyond it.
     """
     total_THWC = _wide(branch_THWC) + bias_C
     if residual_THWC is not None:
