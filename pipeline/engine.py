@@ -49,7 +49,7 @@ def build_engine(config: EngineConfig) -> Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model in memory. fp8: blocks of transformers and decoder are in 8 bits, as far as the device has it."""
+    """A model in memory. fp8: its blocks are in 8 bits, the decoder's too, as far as the device has them."""
 
     source: ModelSource
     model: VideoModel

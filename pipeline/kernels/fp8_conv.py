@@ -2,11 +2,11 @@
 
 As a matrix product whose left side is never written down: for each of the 27 taps a tile of pixels is read
 where that tap sees it, by the tensor memory accelerator, which gives zeros for what lies beyond a frame's
-sides. Values of a pixel, and weights of a tap and an output, lie together, as tensor cores want 8-bit operands.
+sides. Channels are the innermost axis of both sides, as tensor cores want 8-bit operands.
 
-Hopper's tensor cores are said to add e4m3 products with 13 fractional bits. Of 27 * 1,024 products, in a model
-of that, sums are then off by 0.5 %, where rounding the factors to e4m3 costs 3.8 %. So nothing is handed over
-to fp32 on the way, which would take twice the registers.
+Hopper's tensor cores are said to add e4m3 products with 13 fractional bits. In a model of that, sums of
+27 * 1,024 products are off by 0.5 %, where rounding the factors to e4m3 costs 3.8 %. So nothing is handed
+over to fp32 on the way, which would take twice the registers.
 
 Shapes: T frames, H and W sides, C channels, O outputs.
 """
