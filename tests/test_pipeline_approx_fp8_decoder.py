@@ -13,9 +13,12 @@ from torch import nn
 
 from pipeline.approx import fp8_decoder
 from pipeline.approx.fp8_decoder import Fp8Conv, fp8_conv_maker, make_fp8_conv, why_plain
+from pipeline.models.resolve import resolve_model
+from pipeline.models.wan import WanModel
 from pipeline.models.wan_vae.causal import CausalConv, plain_conv
 from pipeline.models.wan_vae.decoder import WanDecoder
 from pipeline.models.wan_vae.tiles import WHOLE, Grid
+from tests.pipeline_checkpoints import make_batch, make_engine, make_job
 from tests.pipeline_ops import rand
 from tests.pipeline_vaes import WAN22, diffusers_rgb, make_vae
 
@@ -197,3 +200,20 @@ def test_a_card_says_what_is_missing(
 
 def test_a_cpu_rounds_as_a_card_would() -> None:
     assert fp8_conv_maker("cpu", dtype=torch.float32) is make_fp8_conv
+
+
+def test_presets_with_fp8_decode_in_8_bits_and_exact_does_not() -> None:
+    model = resolve_model("builtin")
+    engine = make_engine(model)
+
+    def rendered(preset: str) -> tuple[Any, bool]:
+        """The frames, and whether any convolution was in 8 bits."""
+        job = make_job(model, preset=preset, steps=1, width=16, height=16)
+        (clip,) = engine.render(make_batch(model, job)).clips
+        assert engine._loaded is not None
+        assert isinstance(engine._loaded.model, WanModel)
+        return clip.frames, any(isinstance(conv, Fp8Conv) for conv in convs_of(engine._loaded.model._decoder))
+
+    (exact, *before), (_, *during), (again, *after) = map(rendered, ("exact", "fp8", "exact"))
+    assert (before, during, after) == ([False], [True], [False])
+    assert (exact == again).all()
