@@ -128,9 +128,11 @@ def test_the_weights_that_were_converted_are_gone() -> None:
     assert len(transformer.blocks) == 3
 
 
-# Frames, sides and channels of the window; outputs. Of Wan's decoders, with tiles that stick out on both sides.
+# Frames, sides and channels of the window; outputs. Of Wan's decoders, with tiles that stick out.
 @pytest.mark.parametrize(
-    ("shape", "outputs"), [((3, 9, 20, 1024), 512), ((6, 33, 50, 256), 256), ((3, 8, 16, 128), 128)], ids=str
+    ("shape", "outputs"),
+    [((3, 9, 20, 1024), 512), ((6, 33, 50, 256), 256), ((3, 8, 16, 128), 128)],
+    ids=str,
 )
 def test_short_accumulators_add_less_than_a_tenth_to_what_rounding_a_convolution_costs(
     shape: tuple[int, ...], outputs: int
