@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 EXACT, FAST, TURBO = "exact", "fast", "turbo"
 
-# By name, what it says of itself. After the three that people use come the switches that `fast` is made of.
+# By name, what it says of itself. After the three that people use come the switches that `fast` is made of;
+# the last one is no part of it, as the clips that are judged most have too few tokens for it.
 PRESETS: Mapping[str, str] = {
     EXACT: "the reference's numbers, up to rounding",
     FAST: "all approximations that pass the quality gate together",
@@ -15,4 +16,5 @@ PRESETS: Mapping[str, str] = {
     "step-cache": "steps whose outcome can be told from the last ones are not computed",
     "guidance-reuse": "late steps reuse what guidance added before",
     "guidance-interval": "only steps in the middle of the schedule are guided",
+    "sparse-attention": "in late steps of long clips, self-attention leaves out most pairs of tokens",
 }

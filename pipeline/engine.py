@@ -31,7 +31,7 @@ from pipeline.rendering import RenderedClip, Rendering, StepTimes
 from pipeline.sampling.noise import initial_noise
 from pipeline.sampling.samplers import Sampler, boundary_timestep, make_sampler, num_train_timesteps
 from pipeline.sampling.schedules import Step, make_schedule
-from pipeline.sampling.velocity import Forwards, PlainVelocity, VelocityOf
+from pipeline.sampling.velocity import Forwards, PlainVelocity, SparseIn, VelocityOf, always_dense
 from pipeline.timing import StageClock
 
 if TYPE_CHECKING:
@@ -242,13 +242,26 @@ class Engine:
 
     def _velocity_of(self, bucket: Bucket, *, num_steps: int, forwards: Forwards) -> VelocityOf:
         approximation = self._approximation(bucket)
-        if approximation is None or not approximation.changes_steps:
+        if approximation is None:
             return partial(PlainVelocity, forwards=forwards)
+        sparse_in = _sparse_in(num_steps) if approximation.sparse_attention else always_dense
+        if not approximation.changes_steps:
+            return partial(PlainVelocity, forwards=forwards, sparse_in=sparse_in)
         from pipeline.approx.steps import ApproximateVelocity
 
         return partial(
-            ApproximateVelocity, approximation=approximation, num_steps=num_steps, forwards=forwards
+            ApproximateVelocity,
+            approximation=approximation,
+            num_steps=num_steps,
+            forwards=forwards,
+            sparse_in=sparse_in,
         )
+
+
+def _sparse_in(num_steps: int) -> SparseIn:
+    from pipeline.approx.sparse_attention import sparse_in
+
+    return partial(sparse_in, num_steps=num_steps)
 
 
 def _within_memory(work: Callable[[Batch], T], batch: Batch, *, device: str) -> T:

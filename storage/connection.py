@@ -35,17 +35,21 @@ _BROKEN = (
 
 
 @contextmanager
-def visit(path: Path, *, read_only: bool, patience_s: float) -> Iterator[Any]:
+def visit(path: Path, *, read_only: bool, patience_s: float, may_create: bool = False) -> Iterator[Any]:
     """A connection to `path`, closed at the end; an open transaction is rolled back.
 
     Waits up to `patience_s` for another process to leave. Raises Busy, or LedgerError when the file is
-    not DuckDB, unreadable, or its disk is full. Instants are UTC whatever TZ says.
+    not there, not DuckDB, unreadable, or its disk is full. Instants are UTC whatever TZ says.
     """
-    _require_duckdb(path)
     try:
-        with _ONE_AT_A_TIME:
+        # Alone also to look at the file: whoever closes it, for whatever, takes this process's lock off it.
+        with _ONE_AT_A_TIME, _held(path) as held:
             connection = _connect(path, read_only=read_only, patience_s=patience_s)
             try:
+                if not may_create and (held is None or os.fstat(held).st_nlink == 0):
+                    # DuckDB makes a file that it does not find, as where a folder is just being removed.
+                    path.unlink(missing_ok=True)
+                    raise LedgerError(f"the ledger {path} is gone")
                 # A long query would draw a bar between our own lines.
                 connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
                 yield connection
@@ -56,22 +60,26 @@ def visit(path: Path, *, read_only: bool, patience_s: float) -> Iterator[Any]:
         raise LedgerError(f"the ledger {path} cannot be {doing}: {error}") from error
 
 
-def _require_duckdb(path: Path) -> None:
-    """DuckDB itself opens Parquet, CSV and JSON files as databases in memory, and would not say no."""
+@contextmanager
+def _held(path: Path) -> Iterator[int | None]:
+    """The open file, None where there is none. LedgerError for what is no DuckDB file, as DuckDB itself opens
+    Parquet, CSV and JSON files as databases in memory, and would not say no."""
     if not path.exists():
+        yield None
         return
     if not path.is_file():
         raise LedgerError(f"not a file: {path}", hint="name another one with `--ledger`")
     try:
-        with path.open("rb") as file:
-            head = file.read(12)
+        file = path.open("rb")
     except OSError as error:
         raise LedgerError(f"the ledger {path} cannot be read: {error.strerror}") from error
-    if head[8:] != b"DUCK":
-        raise LedgerError(
-            f"not a ledger: {path}",
-            hint="name another file with `--ledger`, or move this one away: whole clips are adopted",
-        )
+    with file:
+        if file.read(12)[8:] != b"DUCK":
+            raise LedgerError(
+                f"not a ledger: {path}",
+                hint="name another file with `--ledger`, or move this one away: whole clips are adopted",
+            )
+        yield file.fileno()
 
 
 def _connect(path: Path, *, read_only: bool, patience_s: float) -> Any:

@@ -50,7 +50,7 @@ class Ledger:
     def create(self) -> None:
         """Makes the ledger and its folder, or brings an older one up to date."""
         if self.exists():
-            self._migrate(self.path)
+            self._migrate(self.path, is_new=False)
             return
         # Made under another name, so that a kill leaves no half-made ledger.
         unfinished = self.path.with_name(f"{self.path.name}.new")
@@ -59,7 +59,7 @@ class Ledger:
             # A write-ahead log without its database would be replayed into the new one.
             for leftover in (unfinished, _log_of(unfinished), _log_of(self.path)):
                 leftover.unlink(missing_ok=True)
-            self._migrate(unfinished)
+            self._migrate(unfinished, is_new=True)
             unfinished.rename(self.path)
             sync_folder(self.path.parent)
         except OSError as error:
@@ -209,8 +209,9 @@ class Ledger:
     def check(self) -> list[str]:
         return self._read(lambda ledger: checks.check(ledger, ledger=self.path))
 
-    def _migrate(self, path: Path) -> None:
-        with connection.visit(path, read_only=False, patience_s=connection.PATIENCE_S) as ledger:
+    def _migrate(self, path: Path, *, is_new: bool) -> None:
+        patience_s = connection.PATIENCE_S
+        with connection.visit(path, read_only=False, patience_s=patience_s, may_create=is_new) as ledger:
             migrate(ledger, path=self.path)
 
     def _read(self, query: Callable[[Any], T], *, or_older: bool = False) -> T:

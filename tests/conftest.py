@@ -38,4 +38,8 @@ def interpreter_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 collect_ignore: list[str] = []
 if not has_card():
     os.environ["TRITON_INTERPRET"] = "1"
-    collect_ignore += ["test_pipeline_on_card.py", "test_pipeline_on_card_fp8.py"]
+    collect_ignore += [
+        "test_pipeline_on_card.py",
+        "test_pipeline_on_card_fp8.py",
+        "test_pipeline_on_card_sparse.py",
+    ]

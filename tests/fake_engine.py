@@ -110,7 +110,7 @@ class FakeEngine:
 
     def _misbehave(self, batch: Batch, ids: set[str]) -> None:
         knobs = self._knobs
-        if knobs.remove_folder is not None:
+        while knobs.remove_folder is not None and knobs.remove_folder.exists():  # someone may write there
             shutil.rmtree(knobs.remove_folder, ignore_errors=True)
         if knobs.remove_file is not None:
             knobs.remove_file.unlink(missing_ok=True)

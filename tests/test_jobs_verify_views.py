@@ -54,7 +54,7 @@ FACTS: dict[str, Any] = {
     "verification_id": "20261201T094709Z-c8cc92",
     "verified_at": "2026-12-01T09:47:32.280059+00:00",
     "prompts": "held-out captions",
-    "numerics": "exact-4",
+    "numerics": "exact-5",
     "gpu_name": "NVIDIA H200",
     "passed": False,
     "checks": [

@@ -34,12 +34,14 @@ class FakeDenoiser:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 
-    def __call__(self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float) -> torch.Tensor:
+    def __call__(
+        self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float, sparse: Any = None
+    ) -> torch.Tensor:
         branches = self.branches(latents_BCTHW, index=index, is_guided=guidance_scale != 1.0)
         return guided(*branches, scale=guidance_scale) if len(branches) == 2 else branches[0]
 
     def branches(
-        self, latents_BCTHW: torch.Tensor, *, index: int, is_guided: bool
+        self, latents_BCTHW: torch.Tensor, *, index: int, is_guided: bool, sparse: Any = None
     ) -> tuple[torch.Tensor, ...]:
         self.calls.append((index, 2 if is_guided else 1))
         conditional = latents_BCTHW.tanh() - 0.1 * index

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from manifests.errors import OutOfDeviceMemory
+from pipeline.approx.sparse_attention import BlockSparseAttention
 from pipeline.bench import approximate, clips, ours, reference, stages
 from pipeline.bench.clips import Mp4
 from pipeline.bench.clock import Clock
-from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, OURS_FP8, TUNED
+from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, OURS_FP8, OURS_SPARSE, TUNED
 from pipeline.bench.setting import Setting, guided_inputs, noise
 from pipeline.bench.stages import run_stage
 from pipeline.bench.weights import RandomWeights
+from pipeline.kernels.attention import TORCH, attention
 from pipeline.models.shapes import TINY, Shape
 from tests.test_pipeline_bench_operations import TINY_21_VAE
 
@@ -54,6 +57,29 @@ def test_both_sides_compute_the_same_step(shape: Shape) -> None:
     assert result.operations is not None
     assert result.matmul_tflops is not None
     assert all(len(column.samples_ms) >= 1 for column in result.columns)
+
+
+def test_clips_that_are_long_enough_have_a_column_of_sparse_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def counted(self: BlockSparseAttention, *qkv: torch.Tensor) -> torch.Tensor:
+        calls.append(qkv[0].shape[1])
+        return attention(*qkv, backend=TORCH)
+
+    monkeypatch.setattr(BlockSparseAttention, "__call__", counted)
+    setting = setting_of(TINY)
+    for num_tokens, columns in ((setting.num_tokens, [OURS_SPARSE]), (setting.num_tokens + 1, [])):
+        sparse = partial(BlockSparseAttention, least_tokens=num_tokens)
+        monkeypatch.setattr(stages, "BlockSparseAttention", sparse)
+        result = run_stage("forward", setting)
+        assert [column.name for column in result.columns][4:] == columns
+        assert bool(calls) == bool(columns)
+        calls.clear()
+        for column in result.columns[4:]:
+            assert column.facts["density"] == sparse().density
+            assert column.facts["relative_difference"] < 1e-5  # in another order
 
 
 @SHAPES

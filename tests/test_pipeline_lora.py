@@ -184,6 +184,93 @@ def test_a_lora_of_another_model_is_refused_with_the_layer(folder: Path, tmp_pat
     assert caught.value.hint == "use a LoRA that was trained for this model"
 
 
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"lora_A.weight": (RANK, 8)}, "is no product of two matrices: none and "),
+        ({"lora_A.weight": (RANK, 8), "lora_B.weight": (8, RANK + 1)}, "is no product of two matrices"),
+        ({"lora_A.weight": (8,), "lora_B.weight": (8, RANK)}, "is no product of two matrices"),
+    ],
+    ids=str,
+)
+def test_halves_of_a_lora_are_refused(
+    tensors: Mapping[str, tuple[int, ...]], message: str, folder: Path, tmp_path: Path
+) -> None:
+    file = lora_file(
+        tmp_path / "half.safetensors",
+        {f"transformer.{LAYER}.{name}": rand(*shape, seed=1) for name, shape in tensors.items()},
+    )
+    with pytest.raises(ModelError, match=message) as caught:
+        fused(folder, str(file))
+    assert str(file) in caught.value.message
+
+
+def test_a_file_that_diffusers_makes_nothing_of_is_refused_with_its_reason(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = lora_file(
+        tmp_path / "odd.safetensors", {"lora_unet_blocks_0_x.lora_down.weight": torch.ones(2, 2)}
+    )
+    with pytest.raises(ModelError, match=r"a LoRA that cannot be read: .*odd\.safetensors: .") as caught:
+        fused(folder, str(file))
+    assert caught.value.__cause__ is not None
+
+
+def test_a_lora_without_a_layer_of_the_model_is_refused(
+    folder: Path, weight: torch.Tensor, tmp_path: Path
+) -> None:
+    down, up = update(weight, seed=1)
+    names = {f"transformer_2.{LAYER}.lora_A.weight": down, f"transformer_2.{LAYER}.lora_B.weight": up}
+    file = lora_file(tmp_path / "second.safetensors", names)
+    with pytest.raises(ModelError, match="no layer of the model is in the LoRA"):
+        fused(folder, str(file))
+
+
+def test_a_file_that_changes_after_the_plan_is_refused(
+    folder: Path, weight: torch.Tensor, tmp_path: Path
+) -> None:
+    file = plain_lora(tmp_path / "a.safetensors", weight)
+    model = resolve_model(Weights(str(folder), str(file)))
+    plain_lora(file, weight, seed=5)
+    with pytest.raises(ModelError, match="has changed since the plan was made"):
+        _module(model)
+    file.unlink()
+    with pytest.raises(ModelError, match=r"cannot be read: .*No such file"):
+        _module(model)
+
+
+def test_tensors_of_no_use_are_told(
+    folder: Path, weight: torch.Tensor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    down, up = update(weight, seed=1)
+    names = {f"transformer.{LAYER}.lora_A.weight": down, f"transformer.{LAYER}.lora_B.weight": up}
+    file = lora_file(tmp_path / "a.safetensors", names | {"transformer.blocks.0.norm.diff": torch.ones(3)})
+    assert (fused(folder, str(file)) - (weight + up @ down)).abs().max() < 1e-6
+    assert "1 of 3 tensors of a LoRA" in capfd.readouterr().err
+
+
+def test_an_exchange_that_fails_leaves_the_weights_alone(
+    folder: Path, weight: torch.Tensor, tmp_path: Path
+) -> None:
+    module = _module(resolve_model(str(folder)))
+    loras = FusedLoras([module])
+    good, other = (find_lora(str(plain_lora(tmp_path / f"{n}.safetensors", weight, seed=n))) for n in (1, 5))
+    loras.use([good.source])
+    before = {name: parameter.clone() for name, parameter in module.named_parameters()}
+    wrong = lora_file(
+        tmp_path / "wrong.safetensors",
+        {
+            f"transformer.{LAYER}.lora_A.weight": rand(RANK, 3, seed=1),
+            f"transformer.{LAYER}.lora_B.weight": rand(5, RANK, seed=2),
+        },
+    )
+    with pytest.raises(ModelError, match="the LoRA changes"):
+        loras.use([other.source, find_lora(str(wrong)).source])
+    assert all(torch.equal(parameter, before[name]) for name, parameter in module.named_parameters())
+    loras.use([])
+    assert torch.equal(module.get_parameter(f"{LAYER}.weight"), weight)
+
+
 def test_the_revision_tells_contents_and_strengths_apart(
     folder: Path, weight: torch.Tensor, tmp_path: Path
 ) -> None:
@@ -211,6 +298,7 @@ def test_the_revision_tells_contents_and_strengths_apart(
         ("{folder}/two", "2 safetensors files"),
         ("{folder}/text.safetensors", "not a safetensors file, or cut short"),
         ("{folder}/short.safetensors", "not a safetensors file, or cut short"),
+        ("{folder}/most.safetensors", "not a safetensors file, or cut short"),
         ("{folder}/empty.safetensors", "not a safetensors file, or cut short"),
         ("{folder}/weights.safetensors", "no low-rank updates in it"),
     ],
@@ -222,6 +310,7 @@ def test_what_is_no_lora_is_refused(written: str, message: str, weight: torch.Te
         plain_lora(tmp_path / "two" / f"{name}.safetensors", weight)
     (tmp_path / "text.safetensors").write_text("no weights in here, only words")
     (tmp_path / "short.safetensors").write_bytes(file.read_bytes()[:60])
+    (tmp_path / "most.safetensors").write_bytes(file.read_bytes()[:-1])
     (tmp_path / "empty.safetensors").write_bytes(b"")
     lora_file(tmp_path / "weights.safetensors", {"transformer.x.weight": weight})
     with pytest.raises(ModelError, match=message):

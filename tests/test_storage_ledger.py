@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from manifests.errors import LedgerError
 from manifests.table import JOBS_SCHEMA
+from storage import connection
 from storage.history import SETTING_COLUMNS
 from storage.ledger import Ledger
 from tests.storage_rows import (
@@ -442,3 +446,18 @@ def test_threads_of_one_process_may_read_and_write_at_once(ledger: Ledger) -> No
         thread.join()
     assert errors == []
     assert ledger.clips().num_rows == 6
+
+
+def test_a_ledger_that_vanishes_while_it_is_opened_is_not_made_anew(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = connection._connect
+
+    def too_late(path: Path, **settings: Any) -> Any:
+        path.unlink()
+        return connect(path, **settings)
+
+    monkeypatch.setattr(connection, "_connect", too_late)
+    with pytest.raises(LedgerError, match="is gone"):
+        ledger.heartbeat("r1", at=datetime(2026, 1, 1, tzinfo=UTC), device_s=1.0)
+    assert not ledger.path.exists()

@@ -26,8 +26,15 @@ from pipeline.kernels.fp8_qkv import fp8_norms, fp8_qkv
 from pipeline.kernels.fp8_rows import Fp8Rows, fp8_rows
 from pipeline.kernels.gated_residual_norm_fp8 import gated_residual_norm_fp8
 from pipeline.kernels.gelu_fp8 import gelu_fp8
-from pipeline.kernels.qk_norm_rope import Rope
-from pipeline.models.wan_block import Form, Linear, Mixing, PlainFeedForward, PlainSelfAttention, WanBlock
+from pipeline.models.wan_block import (
+    Attending,
+    Form,
+    Linear,
+    Mixing,
+    PlainFeedForward,
+    PlainSelfAttention,
+    WanBlock,
+)
 from pipeline.models.wan_transformer import Convert
 
 # Numbers of blocks that stay in the stream's dtype. The built-in model needs none: with all in 8 bits its
@@ -60,21 +67,33 @@ class PlainMixing:
 
     plain: Mixing
 
-    def __call__(self, qkv_BN3D: torch.Tensor, rope: Rope, backend: str) -> Fp8Rows:
-        return fp8_rows(self.plain(qkv_BN3D, rope, backend, num_tokens=qkv_BN3D.shape[1]))
+    def __call__(self, qkv_BN3D: torch.Tensor, attending: Attending) -> Fp8Rows:
+        return fp8_rows(self.plain(qkv_BN3D, attending, num_tokens=qkv_BN3D.shape[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Mixing:
-    """The same in e4m3, for which there is one library. weights, score_scales: of fp8_norms."""
+    """The same in e4m3, for which there is one library. weights, score_scales: of fp8_norms.
+
+    sparse: in place of it, where attention is, as no library has that in e4m3.
+    """
 
     num_heads: int
     eps: float
     weights_2D: torch.Tensor
     score_scales_H: torch.Tensor
+    sparse: PlainMixing
 
-    def __call__(self, qkv_BN3D: torch.Tensor, rope: Rope, backend: str) -> Fp8Rows:
-        qkv = fp8_qkv(qkv_BN3D, weights_2D=self.weights_2D, eps=self.eps, num_heads=self.num_heads, rope=rope)
+    def __call__(self, qkv_BN3D: torch.Tensor, attending: Attending) -> Fp8Rows:
+        if attending.sparse is not None:
+            return self.sparse(qkv_BN3D, attending)
+        qkv = fp8_qkv(
+            qkv_BN3D,
+            weights_2D=self.weights_2D,
+            eps=self.eps,
+            num_heads=self.num_heads,
+            rope=attending.rope,
+        )
         mixed_BND = fp8_attention(qkv.values_BN3D, score_scales=self.score_scales_H)
         return fp8_rows(mixed_BND, weight=qkv.v_scales_B1D, bias=qkv.v_means_B1D)
 
@@ -89,8 +108,8 @@ class Fp8SelfAttention:
     mixing: PlainMixing | Fp8Mixing
     out: Fp8Linear
 
-    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
-        return self.out(self.mixing(self.qkv(normed.pop(0)), rope, backend))
+    def __call__(self, normed: list[Any], attending: Attending) -> torch.Tensor:
+        return self.out(self.mixing(self.qkv(normed.pop(0)), attending))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,4 +195,6 @@ def _quantised(linear: Linear) -> Fp8Linear:
 
 def _fp8_mixing(plain: Mixing) -> Fp8Mixing:
     norms = fp8_norms(plain.q_norm, plain.k_norm, num_heads=plain.num_heads)
-    return Fp8Mixing(num_heads=plain.num_heads, eps=plain.eps, **norms._asdict())
+    return Fp8Mixing(
+        num_heads=plain.num_heads, eps=plain.eps, sparse=PlainMixing(plain=plain), **norms._asdict()
+    )

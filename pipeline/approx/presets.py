@@ -19,6 +19,8 @@ class Approximation:
     of the velocity may add up before a step is computed again (step_cache.py). guidance_reuse_from: the
     fraction of the schedule after which what guidance adds serves two steps (guidance.py).
     guidance_interval: the noise levels, from high to low, between which steps are guided (guidance.py).
+    sparse_attention: self-attention between a share of all pairs of tokens, late in long clips
+    (sparse_attention.py).
     skipped_frac: leave this fraction of the steps out whatever they hold, for timing alone.
     """
 
@@ -26,11 +28,12 @@ class Approximation:
     step_cache_limit: float | None = None
     guidance_reuse_from: float | None = None
     guidance_interval: tuple[float, float] | None = None
+    sparse_attention: bool = False
     skipped_frac: float | None = None
 
     @property
     def changes_steps(self) -> bool:
-        """Whether any step is other than two plain forwards."""
+        """Whether any step may be other than two forwards."""
         return any(
             setting is not None
             for setting in (
@@ -60,6 +63,7 @@ _APPROXIMATIONS: Mapping[str, Approximation] = {
     "step-cache": Approximation(step_cache_limit=_STEP_CACHE_LIMIT),
     "guidance-reuse": Approximation(guidance_reuse_from=_GUIDANCE_REUSE_FROM),
     "guidance-interval": Approximation(guidance_interval=_GUIDANCE_INTERVAL),
+    "sparse-attention": Approximation(sparse_attention=True),
 }
 
 

@@ -12,7 +12,7 @@ from pipeline.approx.presets import Approximation
 from pipeline.approx.step_cache import SkipByChange, SkipEvenly, Skipping, StepCache
 from pipeline.models.protocol import Denoiser
 from pipeline.sampling.schedules import Step
-from pipeline.sampling.velocity import Forwards, num_forwards
+from pipeline.sampling.velocity import Forwards, SparseIn, always_dense, num_forwards
 
 
 class ApproximateVelocity:
@@ -33,11 +33,13 @@ class ApproximateVelocity:
         approximation: Approximation,
         num_steps: int,
         forwards: Forwards,
+        sparse_in: SparseIn = always_dense,
     ) -> None:
         self._denoiser = denoiser
         self._approximation = approximation
         self._num_steps = num_steps
         self._forwards = forwards
+        self._sparse_in = sparse_in
         skipping = _skipping(approximation, num_steps=num_steps)
         self._cache = (
             None if skipping is None else StepCache(skipping, num_steps=num_steps, last_index=last_index)
@@ -71,7 +73,9 @@ class ApproximateVelocity:
             kept_from=self._difference_index,
         )
         needs_both = guides and not reuses
-        conditional, *others = self._denoiser.branches(latents_BCTHW, index=own_index, is_guided=needs_both)
+        conditional, *others = self._denoiser.branches(
+            latents_BCTHW, index=own_index, is_guided=needs_both, sparse=self._sparse_in(step)
+        )
         if others:
             self._difference_BCTHW, self._difference_index = conditional - others[0], step.index
         if self._cache is not None:

@@ -16,6 +16,7 @@ from manifests.job import Batch, Bucket, Job, Weights
 from pipeline.approx.fp8 import fp8_convert, fp8_support
 from pipeline.approx.fp8_decoder import fp8_conv_maker
 from pipeline.approx.presets import Approximation
+from pipeline.approx.sparse_attention import BlockSparseAttention
 from pipeline.bench.setting import SEED, GuidedInputs, Setting
 from pipeline.bench.switches import with_cudnn
 from pipeline.bench.weights import Parts
@@ -39,9 +40,16 @@ _SOURCE = ModelSource(weights=Weights("bench"), folder=Path("bench"), base_revis
 
 
 def guided_step(
-    setting: Setting, module: Any, inputs: GuidedInputs, *, fp8: bool = False
+    setting: Setting,
+    module: Any,
+    inputs: GuidedInputs,
+    *,
+    fp8: bool = False,
+    sparse: BlockSparseAttention | None = None,
 ) -> Callable[[], torch.Tensor]:
     """Both forwards of a step and their combination. fp8: of blocks in 8 bits; the module's own then go.
+
+    sparse: the attention of a late step. Clips that are too short for it have a dense one.
 
     What is the same at every step of a clip is computed here, once: text keys and values, timestep tables.
     """
@@ -53,7 +61,7 @@ def guided_step(
 
     @torch.inference_mode()
     def step() -> torch.Tensor:
-        return denoiser(inputs.latents_1CTHW, index=0, guidance_scale=inputs.guidance_scale)
+        return denoiser(inputs.latents_1CTHW, index=0, guidance_scale=inputs.guidance_scale, sparse=sparse)
 
     return step
 

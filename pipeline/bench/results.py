@@ -14,6 +14,7 @@ DEFAULT_STAGES = ("forward", "decode")
 # The columns, in the order of printing.
 DIFFUSERS, TUNED, OURS = "diffusers", "diffusers tuned", "ours"
 OURS_FP8 = "ours fp8"
+OURS_SPARSE = "ours sparse"  # in fp8 too, and attention between a share of all pairs of tokens
 OURS_BY_FRAME = "ours by frame"  # decoding one latent frame at a time, where memory is short
 
 

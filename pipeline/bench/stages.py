@@ -13,13 +13,22 @@ import transformers.utils.logging
 from manifests.errors import OutOfDeviceMemory
 from pipeline.approx.fp8 import fp8_support
 from pipeline.approx.fp8_decoder import why_plain
+from pipeline.approx.sparse_attention import BlockSparseAttention
 from pipeline.bench import ours, reference
 from pipeline.bench.approximate import fast_stage, turbo_stage
 from pipeline.bench.clips import Mp4, clip_stage, small_stage, steady_stage
 from pipeline.bench.clock import Clock, free_memory
 from pipeline.bench.matmul import make_matmul
 from pipeline.bench.operations import decode_operations, guided_operations
-from pipeline.bench.results import DIFFUSERS, OURS, OURS_BY_FRAME, OURS_FP8, TUNED, StageResult
+from pipeline.bench.results import (
+    DIFFUSERS,
+    OURS,
+    OURS_BY_FRAME,
+    OURS_FP8,
+    OURS_SPARSE,
+    TUNED,
+    StageResult,
+)
 from pipeline.bench.setting import NEGATIVE_TOKENS, PROMPT_TOKENS, Setting, guided_inputs, noise
 from pipeline.bench.turns import Lineup
 
@@ -98,11 +107,16 @@ def forward_stage(setting: Setting) -> StageResult:
     )
     setting.say("warming up our forward in 8 bits")
 
-    def in_8_bits() -> Callable[[], torch.Tensor]:
+    def in_8_bits(sparse: BlockSparseAttention | None = None) -> Callable[[], torch.Tensor]:
         own = setting.weights.transformer(0, device=setting.device, dtype=setting.dtype)
-        return ours.guided_step(setting, own, inputs, fp8=True)
+        return ours.guided_step(setting, own, inputs, fp8=True, sparse=sparse)
 
     lineup.add(OURS_FP8, in_8_bits, units=2, shares=False)
+    sparse = BlockSparseAttention()
+    if setting.num_tokens >= sparse.least_tokens:
+        setting.say("warming up our forward with sparse attention")
+        facts = {"density": sparse.density}
+        lineup.add(OURS_SPARSE, lambda: in_8_bits(sparse), units=2, facts=facts, shares=False)
 
     operations = guided_operations(
         setting.shape.transformer,
@@ -118,7 +132,10 @@ def forward_stage(setting: Setting) -> StageResult:
             "not in it: the sampler, and on our side text keys and timestep tables, made once a clip",
             f"prompts of {PROMPT_TOKENS} and {NEGATIVE_TOKENS} tokens; memory of transformer and inputs",
             f"ours fp8: {fp8_support(setting.device, dtype=setting.dtype)}",
-            "TFLOP/s: in every column only the work that a guided step needs, none of it twice",
+            f"ours sparse: a late step in fp8, {sparse.density:.0%} of the pairs of tokens, from "
+            f"{sparse.least_tokens:,} tokens on;",
+            "what that changes is not to be seen with random weights",
+            "TFLOP/s: in every column only the work that a dense guided step needs, none of it twice",
         ),
         facts={"operations": asdict(operations)},
     )

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.kernels import fp8_rows
 from pipeline.kernels.fp8_rows import LARGEST, SMALLEST, row_channels, to_e4m3
-from pipeline.kernels.qk_norm_rope import Rope, qk_norm_rope
+from pipeline.kernels.qk_norm_rope import Rope, normed_and_rotated, qk_norm_rope, turns
 from pipeline.kernels.rows import row_launch
 from pipeline.kernels.triton_jit import jit, tl
 
@@ -285,31 +285,3 @@ def _cast_kernel(
         x -= tl.load(affine_ptr + D + channels, mask=channels < D, other=0.0)
         x *= tl.load(inner_ptr + D + channels, mask=channels < D, other=0.0)
         tl.store(out_ptr + cells + 2 * D, x.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@jit
-def turns(
-    cos_ptr: tl.tensor,
-    sin_ptr: tl.tensor,
-    tokens: tl.tensor,
-    num_tokens: tl.tensor,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """For each pair of channels of tokens (ROWS, 1)."""
-    pairs = tl.arange(0, BLOCK_D // 2)[None, :]
-    turned = (tokens < num_tokens) & (pairs < D // 2)
-    angles = tokens * R + pairs % R
-    cos = tl.load(cos_ptr + angles, mask=turned, other=0.0)
-    return cos, tl.load(sin_ptr + angles, mask=turned, other=0.0)
-
-
-@jit
-def normed_and_rotated(
-    x: tl.tensor, weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, eps: tl.tensor, D: tl.constexpr
-) -> tl.tensor:
-    """qk_norm_rope of fp32 rows x, zero past D. cos, sin: of turns."""
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight
-    even, odd = tl.split(tl.reshape(normed, [cos.shape[0], cos.shape[1], 2]))
-    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), x.shape)

@@ -116,15 +116,11 @@ def _qk_norm_rope_kernel(
     ROWS: tl.constexpr,
 ) -> None:
     clip = tl.program_id(1).to(tl.int64)
-    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    present = (tokens < num_tokens)[:, None]
+    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     channels = tl.arange(0, BLOCK_D)[None, :]
-    pairs = tl.arange(0, BLOCK_D // 2)[None, :]
-    angles = tokens[:, None] * R + pairs % R
-    cos = tl.load(cos_ptr + angles, mask=present & (pairs < D // 2), other=0.0)
-    sin = tl.load(sin_ptr + angles, mask=present & (pairs < D // 2), other=0.0)
-    inside = present & (channels < D)
-    q_ptrs = qkv_ptr + (clip * num_tokens + tokens)[:, None] * (3 * D) + channels
+    inside = (tokens < num_tokens) & (channels < D)
+    q_ptrs = qkv_ptr + (clip * num_tokens + tokens) * (3 * D) + channels
+    cos, sin = turns(cos_ptr, sin_ptr, tokens, num_tokens, D, R, BLOCK_D)
     _norm_and_rotate(q_ptrs, q_weight_ptr + channels, cos, sin, inside, eps, D)
     _norm_and_rotate(q_ptrs + D, k_weight_ptr + channels, cos, sin, inside, eps, D)
 
@@ -141,8 +137,33 @@ def _norm_and_rotate(
 ) -> None:
     x = tl.load(x_ptrs, mask=inside, other=0.0)
     weight = tl.load(weight_ptrs, mask=inside, other=0.0).to(tl.float32)
-    normed = x.to(tl.float32)
-    normed = normed * tl.rsqrt(tl.sum(normed * normed, axis=1) / D + eps)[:, None] * weight
+    rotated = normed_and_rotated(x.to(tl.float32), weight, cos, sin, eps, D)
+    tl.store(x_ptrs, rotated.to(x.dtype), mask=inside)
+
+
+@jit
+def turns(
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    tokens: tl.tensor,
+    num_tokens: tl.tensor,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """For kernels: cosine and sine for each pair of channels of tokens (ROWS, 1)."""
+    pairs = tl.arange(0, BLOCK_D // 2)[None, :]
+    turned = (tokens < num_tokens) & (pairs < D // 2)
+    angles = tokens * R + pairs % R
+    cos = tl.load(cos_ptr + angles, mask=turned, other=0.0)
+    return cos, tl.load(sin_ptr + angles, mask=turned, other=0.0)
+
+
+@jit
+def normed_and_rotated(
+    x: tl.tensor, weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, eps: tl.tensor, D: tl.constexpr
+) -> tl.tensor:
+    """For kernels: qk_norm_rope of fp32 rows x, zero past D. cos, sin: of turns."""
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight
     even, odd = tl.split(tl.reshape(normed, [cos.shape[0], cos.shape[1], 2]))
-    rotated = tl.join(even * cos - odd * sin, even * sin + odd * cos)
-    tl.store(x_ptrs, tl.reshape(rotated, x.shape).to(x.dtype), mask=inside)
+    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), x.shape)

@@ -85,7 +85,7 @@ def _from_path(path: Path, *, label: str, strength: float) -> FoundLora:
     for file in files:
         _require_lora(file)
     recipe = folder / FILE_NAME
-    source = LoraSource(files=tuple(files), strength=strength, revision=_revision(files))
+    source = LoraSource(files=tuple(files), strength=strength, revision=contents_revision(files))
     return FoundLora(source=source, recipe=read_recipe(recipe) if recipe.is_file() else None)
 
 
@@ -122,15 +122,22 @@ def _require_lora(file: Path) -> None:
             size = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(size, file.stat().st_size)))
         names = [name for name in header if any(mark in name for mark in _MARKS)]
-    except (OSError, ValueError, TypeError) as error:
+        ends = [header[name]["data_offsets"][1] for name in header if name != "__metadata__"]
+        if 8 + size + max(ends, default=0) > file.stat().st_size:
+            raise ValueError("cut short")
+    except (OSError, ValueError, TypeError, LookupError) as error:
         raise ModelError(f"not a safetensors file, or cut short: {file}", hint=_VALID) from error
     if not names:
         raise ModelError(f"no low-rank updates in it: {file}", hint=_VALID)
 
 
-def _revision(files: Sequence[Path]) -> str:
+def contents_revision(files: Sequence[Path]) -> str:
+    """Raises ModelError where one is gone."""
     digests = []
     for file in files:
-        with file.open("rb") as stream:
-            digests.append(file_digest(stream, "sha256").hexdigest())
+        try:
+            with file.open("rb") as stream:
+                digests.append(file_digest(stream, "sha256").hexdigest())
+        except OSError as error:
+            raise ModelError(f"a LoRA that cannot be read: {file}: {error.strerror}", hint=_VALID) from error
     return ",".join(digests)

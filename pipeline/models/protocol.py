@@ -36,14 +36,52 @@ class Piece:
         return cls(rgb_3FHW=rgb_3FHW, first_frame=first_frame, top=0, left=0, height=height, width=width)
 
 
-class Denoiser(Protocol):
-    """A model with all that does not change from step to step computed once."""
+class SparseAttention(Protocol):
+    """What a forward is given where not every token attends to every other.
 
-    def __call__(self, latents_BCTHW: torch.Tensor, *, index: int, guidance_scale: float) -> torch.Tensor:
+    least_tokens: of a clip; with fewer a forward stays dense. dense_blocks: so many of the transformer, from
+    its first on, are dense anyway.
+    """
+
+    @property
+    def least_tokens(self) -> int: ...
+
+    @property
+    def dense_blocks(self) -> int: ...
+
+    def order(self, grid: Sequence[int]) -> torch.Tensor:
+        """The tokens of a clip, (N,) on the CPU, as they follow one another in all blocks.
+
+        grid: how many in time, height and width, numbered row by row.
+        """
+
+    def __call__(self, q_BNHK: torch.Tensor, k_BNHK: torch.Tensor, v_BNHK: torch.Tensor) -> torch.Tensor:
+        """(B, N, H * K). All three are views of one fused projection, tokens in that order."""
+
+
+class Denoiser(Protocol):
+    """A model with all that does not change from step to step computed once.
+
+    sparse: for this step's self-attention, where it is not dense.
+    """
+
+    def __call__(
+        self,
+        latents_BCTHW: torch.Tensor,
+        *,
+        index: int,
+        guidance_scale: float,
+        sparse: SparseAttention | None = None,
+    ) -> torch.Tensor:
         """The guided velocity in fp32, of the latents' shape. index: of one of the denoiser's own steps."""
 
     def branches(
-        self, latents_BCTHW: torch.Tensor, *, index: int, is_guided: bool
+        self,
+        latents_BCTHW: torch.Tensor,
+        *,
+        index: int,
+        is_guided: bool,
+        sparse: SparseAttention | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """What it is made of, for those who reuse parts of it: the prompt's velocity and, where guided, the
         negative prompt's, in fp32, the caller's to keep."""

@@ -23,6 +23,7 @@ from pipeline.kernels.gated_residual_norm import gated_residual_norm
 from pipeline.kernels.gelu import linear_gelu
 from pipeline.kernels.qk_norm_rope import Rope, qk_norm, qk_norm_rope_
 from pipeline.kernels.text_attention import text_attention
+from pipeline.models.protocol import SparseAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +109,25 @@ class Linear:
         return out_1RO
 
 
+@dataclass(frozen=True, kw_only=True)
+class Attending:
+    """How tokens attend to each other. sparse: in place of all to all, for which backend is the library."""
+
+    rope: Rope
+    backend: str
+    sparse: SparseAttention | None = None
+
+    def query_rows(self, num_clips: int, num_tokens: int) -> int:
+        """How many rows of queries a clip is best given."""
+        if num_clips > 1 or self.sparse is not None:
+            return num_tokens
+        return query_rows(num_tokens, backend=self.backend)
+
+
 class SelfAttention(Protocol):
     form: ClassVar[Form]  # of its input
 
-    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
+    def __call__(self, normed: list[Any], attending: Attending) -> torch.Tensor:
         """The branch's output (B, N, D). normed: as in WanBlock.attend."""
 
 
@@ -131,7 +147,7 @@ class Mixing:
     q_norm: torch.Tensor
     k_norm: torch.Tensor
 
-    def __call__(self, qkv_BR3D: torch.Tensor, rope: Rope, backend: str, *, num_tokens: int) -> torch.Tensor:
+    def __call__(self, qkv_BR3D: torch.Tensor, attending: Attending, *, num_tokens: int) -> torch.Tensor:
         """(B, N, D). qkv: the three projections as one, normed in place.
 
         Rows past the tokens, where there are any, are for queries alone.
@@ -143,11 +159,13 @@ class Mixing:
             k_weight=self.k_norm,
             eps=self.eps,
             num_heads=self.num_heads,
-            rope=rope,
+            rope=attending.rope,
         )
         q_BRHK = qkv_BR3D.unflatten(-1, (3, self.num_heads, -1))[:, :, 0]
         _, k_BNHK, v_BNHK = qkv_BN3D.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        return attention(q_BRHK, k_BNHK, v_BNHK, backend=backend)[:, :num_tokens]
+        if attending.sparse is not None:
+            return attending.sparse(q_BRHK, k_BNHK, v_BNHK)
+        return attention(q_BRHK, k_BNHK, v_BNHK, backend=attending.backend)[:, :num_tokens]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +178,12 @@ class PlainSelfAttention:
     mixing: Mixing
     out: Linear
 
-    def __call__(self, normed: list[Any], rope: Rope, backend: str) -> torch.Tensor:
+    def __call__(self, normed: list[Any], attending: Attending) -> torch.Tensor:
         normed_BND = normed.pop(0)
         clips, num_tokens, _ = normed_BND.shape
-        num_rows = query_rows(num_tokens, backend=backend) if clips == 1 else num_tokens
-        qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=num_rows)
+        qkv_BR3D = self.qkv.with_room(normed_BND, num_rows=attending.query_rows(clips, num_tokens))
         del normed_BND
-        return self.out(self.mixing(qkv_BR3D, rope, backend, num_tokens=num_tokens))
+        return self.out(self.mixing(qkv_BR3D, attending, num_tokens=num_tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +224,13 @@ class WanBlock:
         return TextKeys(k_BMHK=k_BMHK, v_BMHK=v_BMHK, counts_B=counts_B)
 
     def attend(
-        self, x_BND: torch.Tensor, normed: list[Any], table_6D: torch.Tensor, rope: Rope, backend: str
+        self, x_BND: torch.Tensor, normed: list[Any], table_6D: torch.Tensor, attending: Attending
     ) -> torch.Tensor:
         """Self-attention into x, in place; returns what cross-attention's query is projected from.
 
         normed: the first is x under its norm. It is taken out, so that its room is free once it is read.
         """
-        branch_BND = self.self_attention(normed, rope, backend)
+        branch_BND = self.self_attention(normed, attending)
         return self._residual(x_BND, branch_BND, gate=table_6D[2], norm=self.text_norm)
 
     def finish(

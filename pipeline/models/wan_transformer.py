@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,20 @@ from pipeline.graph.fold import StepTables, step_tables
 from pipeline.kernels.attention import TORCH
 from pipeline.kernels.qk_norm_rope import Rope
 from pipeline.memory.streaming import StreamedLayers
-from pipeline.models.wan_block import Norm, TextKeys, WanBlock, first_norm, wan_block
+from pipeline.models.protocol import SparseAttention
+from pipeline.models.wan_block import Attending, Norm, TextKeys, WanBlock, first_norm, wan_block
 
 # Which attention library computes self-attention of (B, N, H, K) queries.
 BackendOf = Callable[[tuple[int, int, int, int]], str]
 Convert = Callable[[int, WanBlock], WanBlock]
+
+
+class _Layout(NamedTuple):
+    """Of tokens in an order of their own: their numbers in the grid, and the place of each number in it."""
+
+    rope: Rope
+    order_N: torch.Tensor
+    places_N: torch.Tensor
 
 
 def torch_attention(shape_BNHK: tuple[int, int, int, int]) -> str:
@@ -66,6 +75,7 @@ class WanTransformer:
             self._tables_16D = [table_16D.to(streamed_to) for table_16D in self._tables_16D]
         self._backend_of = backend_of
         self._rope: dict[torch.Size, Rope] = {}
+        self._layouts: dict[torch.Size, _Layout] = {}
 
     def text_keys(
         self, text_BME: torch.Tensor, counts_B: torch.Tensor, *, into: Sequence[TextKeys] = ()
@@ -93,26 +103,37 @@ class WanTransformer:
         blocks_L6D: torch.Tensor,
         head_2D: torch.Tensor,
         texts: Sequence[Sequence[TextKeys]],
+        sparse: SparseAttention | None = None,
     ) -> list[torch.Tensor]:
         """The velocity at `latents` for each of the texts, in the module's dtype.
 
-        blocks_L6D, head_2D: one step's rows of `step_tables`.
+        blocks_L6D, head_2D: one step's rows of `step_tables`. sparse: how tokens attend to each other, but in
+        its dense blocks.
         """
         rope = self._rope_tables(latents_BCTHW)
         x_BND = self._patch_embed(latents_BCTHW)
+        layout = None if sparse is None else self._layout(latents_BCTHW.shape, rope, sparse)
+        if layout is not None:
+            rope, x_BND = layout.rope, x_BND[:, layout.order_N]
         backend = self._backend_of((*x_BND.shape[:2], self.num_heads, x_BND.shape[2] // self.num_heads))
+        dense = Attending(rope=rope, backend=backend)
+        sparsely = Attending(rope=rope, backend=backend, sparse=sparse)
+        num_dense = len(self.blocks) if sparse is None else sparse.dense_blocks
         norms = [*map(first_norm, blocks_L6D, self._forms), Norm(weight=head_2D[1], bias=head_2D[0])]
         streams = [x_BND]
         normed = [norms[0].of(x_BND, eps=self.eps)]
         for number, (block, table_6D) in enumerate(zip(self.blocks, blocks_L6D, strict=True)):
+            attending = dense if number < num_dense else sparsely
             for stream_BND in streams:
-                normed.append(block.attend(stream_BND, normed, table_6D, rope, backend))
+                normed.append(block.attend(stream_BND, normed, table_6D, attending))
             if number == 0:
                 streams += [x_BND.clone() for _ in texts[1:]]
                 normed *= len(texts)
             for stream_BND, text in zip(streams, texts, strict=True):
                 normed.append(block.finish(stream_BND, normed, table_6D, text[number], norms[number + 1]))
         velocities = (self.module.proj_out(normed_BND) for normed_BND in normed)
+        if layout is not None:
+            velocities = (velocity_BNP[:, layout.places_N] for velocity_BNP in velocities)
         return [self._unpatchify(velocity_BNP, latents_BCTHW.shape) for velocity_BNP in velocities]
 
     def num_tokens(self, latent_shape: torch.Size) -> int:
@@ -146,6 +167,15 @@ class WanTransformer:
             # diffusers keeps each angle twice, once for each channel of its pair.
             self._rope = {shape: (cos_1N1K[0, ..., 0::2].contiguous(), sin_1N1K[0, ..., 1::2].contiguous())}
         return self._rope[shape]
+
+    def _layout(self, latent_shape: torch.Size, rope: Rope, sparse: SparseAttention) -> _Layout:
+        shape = latent_shape[2:]
+        if shape not in self._layouts:
+            grid = [side // patch for side, patch in zip(shape, self.patch, strict=True)]
+            order_N = sparse.order(grid).to(rope[0].device)
+            cos_N1R, sin_N1R = (table_N1R[order_N] for table_N1R in rope)
+            self._layouts = {shape: _Layout((cos_N1R, sin_N1R), order_N, order_N.argsort())}
+        return self._layouts[shape]
 
     def _unpatchify(self, x_BNP: torch.Tensor, latent_shape: torch.Size) -> torch.Tensor:
         batch, _, *sides = latent_shape

@@ -30,7 +30,7 @@ class Limits:
 
 _AS_FAST = Limits(lost_frac=0.02, interval_frac=0.04, psnr_db=25.0, ssim=0.9)
 _LIMITS: Mapping[str, Limits] = {
-    **dict.fromkeys(PRESETS, _AS_FAST),  # every switch of `fast` as `fast` itself
+    **dict.fromkeys(PRESETS, _AS_FAST),  # every switch as `fast` itself
     EXACT: Limits(),
     FAST: _AS_FAST,
     TURBO: Limits(lost_frac=0.1),

@@ -5,13 +5,17 @@ Shapes: B clips, C latent channels, T latent frames, H and W latent sides.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from pipeline.models.protocol import Denoiser
+from pipeline.models.protocol import Denoiser, SparseAttention
 from pipeline.sampling.schedules import Step
+
+# What a step's self-attention is in place of a dense one.
+SparseIn = Callable[[Step], SparseAttention | None]
 
 
 @dataclass(kw_only=True)
@@ -37,16 +41,33 @@ class VelocityOf(Protocol):
         """last_index: in the schedule, of the expert's last step."""
 
 
-class PlainVelocity:
-    """As the reference has it."""
+def always_dense(step: Step) -> None:
+    """A SparseIn."""
 
-    def __init__(self, denoiser: Denoiser, *, last_index: int, forwards: Forwards | None = None) -> None:
+
+class PlainVelocity:
+    """Every forward that the reference has."""
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        *,
+        last_index: int,
+        forwards: Forwards | None = None,
+        sparse_in: SparseIn = always_dense,
+    ) -> None:
         self._denoiser = denoiser
         self._forwards = forwards or Forwards()
+        self._sparse_in = sparse_in
 
     def __call__(self, latents_BCTHW: torch.Tensor, *, own_index: int, step: Step) -> torch.Tensor:
         self._forwards.computed += num_forwards(step)
-        return self._denoiser(latents_BCTHW, index=own_index, guidance_scale=step.guidance_scale)
+        return self._denoiser(
+            latents_BCTHW,
+            index=own_index,
+            guidance_scale=step.guidance_scale,
+            sparse=self._sparse_in(step),
+        )
 
 
 def num_forwards(step: Step) -> int:
