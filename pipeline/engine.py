@@ -25,6 +25,7 @@ from pipeline.graph.attention_choice import backend_chooser
 from pipeline.memory.stepping import sample_batch, time_steps
 from pipeline.models.protocol import VideoModel
 from pipeline.models.wan import load_wan
+from pipeline.models.wan_vae.causal import plain_conv
 from pipeline.prompts import PromptCache
 from pipeline.rendering import RenderedClip, Rendering, StepTimes
 from pipeline.sampling.noise import initial_noise
@@ -36,6 +37,7 @@ from pipeline.timing import StageClock
 if TYPE_CHECKING:
     from pipeline.approx.presets import Approximation
     from pipeline.models.wan_transformer import Convert
+    from pipeline.models.wan_vae.causal import MakeConv
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ def build_engine(config: EngineConfig) -> Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model in memory. fp8: its transformers' blocks are in 8 bits, as far as the device has them."""
+    """A model in memory. fp8: its blocks are in 8 bits, the decoder's too, as far as the device has them."""
 
     source: ModelSource
     model: VideoModel
@@ -159,6 +161,7 @@ class Engine:
                 vae_dtype=self.config.vae_dtype,
                 backend_of=self._backend_of,
                 convert=self._fp8_convert() if fp8 else None,
+                make_conv=self._fp8_conv_maker() if fp8 else plain_conv,
             )
             self._loaded = Loaded(source=source, model=model, fp8=fp8)
         return self._loaded.model
@@ -176,6 +179,11 @@ class Engine:
         from pipeline.approx.fp8 import fp8_convert, fp8_support
 
         return fp8_convert(fp8_support(self.config.device, dtype=getattr(torch, self.config.dtype)))
+
+    def _fp8_conv_maker(self) -> MakeConv:
+        from pipeline.approx.fp8_decoder import fp8_conv_maker
+
+        return fp8_conv_maker(self.config.device, dtype=getattr(torch, self.config.vae_dtype))
 
     def _source(self, bucket: Bucket) -> ModelSource:
         return self.config.models[bucket.weights]

@@ -85,8 +85,9 @@ def test_clips_that_are_long_enough_have_a_column_of_sparse_attention(
 @SHAPES
 def test_both_sides_decode_to_the_same_video(shape: Shape) -> None:
     result = run_stage("decode", setting_of(shape))
-    assert [column.name for column in result.columns] == [DIFFUSERS, TUNED, OURS, OURS_BY_FRAME]
-    assert all(column.facts["relative_difference"] < 1e-5 for column in result.columns[1:])
+    assert [column.name for column in result.columns] == [DIFFUSERS, TUNED, OURS, OURS_BY_FRAME, OURS_FP8]
+    *exact, in_8_bits = (column.facts["relative_difference"] for column in result.columns[1:])
+    assert max(exact) < 1e-5 < in_8_bits < 0.1
 
 
 def test_the_reference_step_is_what_the_pipeline_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,16 @@ import torch
 from diffusers import WanTransformer3DModel
 
 from pipeline.approx.fp8 import Fp8Support, fp8_convert, fp8_support
+from pipeline.approx.fp8_decoder import make_fp8_conv, why_plain
 from pipeline.kernels.fp8_attention import fp8_attention, plain_fp8_attention
+from pipeline.kernels.fp8_conv import fp8_conv, fp8_kernel, plain_fp8_conv
 from pipeline.kernels.fp8_linear import fp8_linear, fp8_weight, plain_fp8_linear
 from pipeline.kernels.fp8_qkv import fp8_norms, fp8_qkv
 from pipeline.kernels.fp8_rows import fp8_rows
 from pipeline.models.wan_transformer import WanTransformer
+from pipeline.models.wan_vae.decoder import WanDecoder
 from tests.pipeline_ops import EPS, rand
+from tests.pipeline_vaes import make_vae
 from tests.test_pipeline_wan_transformer import forward
 
 CARD = "cuda:0"
@@ -122,3 +126,42 @@ def test_the_weights_that_were_converted_are_gone() -> None:
     transformer = WanTransformer(module, convert=fp8_convert(SUPPORT))
     assert before - torch.cuda.memory_allocated(CARD) > 0.4 * linear_bytes
     assert len(transformer.blocks) == 3
+
+
+# Frames, sides and channels of the window; outputs. Of Wan's decoders, with tiles that stick out.
+@pytest.mark.parametrize(
+    ("shape", "outputs"),
+    [((3, 9, 20, 1024), 512), ((6, 33, 50, 256), 256), ((3, 8, 16, 128), 128)],
+    ids=str,
+)
+def test_short_accumulators_add_less_than_a_tenth_to_what_rounding_a_convolution_costs(
+    shape: tuple[int, ...], outputs: int
+) -> None:
+    if why_plain(CARD, dtype=torch.bfloat16):
+        return
+    x = torch.nn.functional.silu(rand(*shape, seed=1, device=CARD))
+    weight = rand(outputs, shape[-1], 3, 3, 3, seed=2, device=CARD) / (27 * shape[-1]) ** 0.5
+    ones = weight.new_ones(shape[-1])
+    kernel, window = fp8_kernel(weight / 16, input_scales=ones), (16 * x).to(torch.float8_e4m3fn)
+    in_fp32 = plain_fp8_conv(window, *kernel, torch.float32)
+    truth = plain_fp8_conv(x, weight, ones[0].expand(outputs), torch.float32)
+    ours = fp8_conv(window, kernel=kernel, dtype=torch.bfloat16).float()
+    assert (ours - truth).norm() <= 1.1 * (in_fp32 - truth).norm()
+    twice = fp8_conv(window, kernel=kernel, dtype=torch.bfloat16).float()
+    assert torch.equal(ours, twice)
+
+
+def test_a_decode_is_the_emulated_one() -> None:
+    if why_plain(CARD, dtype=torch.bfloat16):
+        return
+    latents = rand(1, 8, 4, 5, 7, seed=1) / 2
+
+    def decoded(device: str, dtype: torch.dtype, **how: Any) -> torch.Tensor:
+        vae = make_vae("built-in").requires_grad_(False).to(device, dtype)
+        return WanDecoder(vae, **how).decode(latents.to(device, dtype), frames_at_once=2).cpu()
+
+    exact = decoded("cpu", torch.float32)
+    emulated = decoded("cpu", torch.float32, make_conv=make_fp8_conv)
+    half = decoded(CARD, torch.bfloat16)
+    ours = decoded(CARD, torch.bfloat16, make_conv=make_fp8_conv)
+    assert (ours - exact).norm() < 1.3 * ((emulated - exact).norm() + (half - exact).norm())

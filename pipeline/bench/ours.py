@@ -14,6 +14,7 @@ import torch
 
 from manifests.job import Batch, Bucket, Job, Weights
 from pipeline.approx.fp8 import fp8_convert, fp8_support
+from pipeline.approx.fp8_decoder import fp8_conv_maker
 from pipeline.approx.presets import Approximation
 from pipeline.approx.sparse_attention import BlockSparseAttention
 from pipeline.bench.setting import SEED, GuidedInputs, Setting
@@ -26,6 +27,7 @@ from pipeline.models.families import WAN_NEGATIVE_PROMPT
 from pipeline.models.protocol import Piece, joined
 from pipeline.models.wan import WanModel
 from pipeline.models.wan_transformer import BackendOf, WanTransformer
+from pipeline.models.wan_vae.causal import plain_conv
 from pipeline.rendering import Rendering
 
 TEXTS = {
@@ -67,13 +69,19 @@ def guided_step(
 class Decoding:
     """A call decodes latents to RGB in [0, 1] on the device, piece by piece; the engine keeps none of them.
 
-    vae: in `vae_dtype`, ours to re-arrange. frames_at_once: as WanModel's.
+    vae: in `vae_dtype`, ours to re-arrange. frames_at_once: as WanModel's. fp8: of convolutions in 8 bits.
     """
 
     def __init__(
-        self, setting: Setting, vae: Any, latents_1CTHW: torch.Tensor, *, frames_at_once: int | None = None
+        self,
+        setting: Setting,
+        vae: Any,
+        latents_1CTHW: torch.Tensor,
+        *,
+        frames_at_once: int | None = None,
+        fp8: bool = False,
     ) -> None:
-        self._model = _model(setting, vae=vae, frames_at_once=frames_at_once)
+        self._model = _model(setting, vae=vae, frames_at_once=frames_at_once, fp8=fp8)
         self._latents_1CTHW = latents_1CTHW
 
     def __call__(self) -> None:
@@ -154,6 +162,7 @@ def _model(
     """What load_wan makes of a checkpoint; a stage leaves out what it has no use for."""
     shape, backend_of = setting.shape, _backend_of(setting)
     convert = fp8_convert(fp8_support(setting.device, dtype=setting.dtype)) if fp8 else None
+    make_conv = fp8_conv_maker(setting.device, dtype=vae_dtype(setting)) if fp8 else plain_conv
     train_timesteps = shape.scheduler.get("num_train_timesteps", 1000)
     return WanModel(
         tokenizer=tokenizer,
@@ -163,6 +172,7 @@ def _model(
         scheduler_config=shape.scheduler,
         boundary_timestep=None if shape.boundary_ratio is None else shape.boundary_ratio * train_timesteps,
         frames_at_once=frames_at_once,
+        make_conv=make_conv,
     )
 
 

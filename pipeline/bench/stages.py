@@ -12,6 +12,7 @@ import transformers.utils.logging
 
 from manifests.errors import OutOfDeviceMemory
 from pipeline.approx.fp8 import fp8_support
+from pipeline.approx.fp8_decoder import why_plain
 from pipeline.approx.sparse_attention import BlockSparseAttention
 from pipeline.bench import ours, reference
 from pipeline.bench.approximate import fast_stage, turbo_stage
@@ -161,6 +162,12 @@ def decode_stage(setting: Setting) -> StageResult:
         lambda: ours.Decoding(setting, vae(our_dtype), latents_1CTHW, frames_at_once=1),
         output_of=ours.Decoding.video,
     )
+    lineup.add(
+        OURS_FP8,
+        lambda: ours.Decoding(setting, vae(our_dtype), latents_1CTHW, fp8=True),
+        output_of=ours.Decoding.video,
+    )
+    reason = why_plain(setting.device, dtype=our_dtype)
     tuned_name, our_name = (str(dtype).removeprefix("torch.") for dtype in (setting.dtype, our_dtype))
     result = StageResult(
         stage="decode",
@@ -170,6 +177,7 @@ def decode_stage(setting: Setting) -> StageResult:
             "in the timer: latents to RGB in [0, 1] on the device; memory of the VAE alone",
             f"diffusers in float32, tuned in {tuned_name}, ours in {our_name}",
             "ours: as many latent frames at once as the device has room for; by frame: one at a time",
+            f"ours fp8: residual blocks are {f'not in 8 bits: {reason}' if reason else 'in 8 bits'}",
         ),
     )
     return _in_turns(setting, lineup, result)

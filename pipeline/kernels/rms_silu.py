@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from pipeline.kernels.fp8_rows import row_channels
 from pipeline.kernels.triton_jit import jit, tl
 
 SMALLEST_NORM = 1e-12  # what F.normalize divides by at least
@@ -36,18 +37,21 @@ def rms_silu(
     window_THWC: torch.Tensor,
     history_2HWC: torch.Tensor,
     keep_sum: bool,
+    factor_C: torch.Tensor | None = None,
 ) -> None:
     """SiLU of the RMS norm of branch + bias + residual, behind the history in the window: plain torch.
 
     window_THWC: of T + 2 frames, overwritten. history_2HWC: becomes the window's last two frames.
-    keep_sum: branch becomes the sum; otherwise it is left alone.
+    keep_sum: branch becomes the sum; otherwise it is left alone. factor: in fp32, what the SiLU is multiplied
+    by so that it fills the range of e4m3, which window and history then have; never beyond it.
     """
     total_THWC = _wide(branch_THWC) + bias_C
     if residual_THWC is not None:
         total_THWC += residual_THWC
     if keep_sum:
         branch_THWC.copy_(total_THWC)
-    fill_window(F.silu(_normed(total_THWC, gamma_C)), window_THWC, history_2HWC)
+    frames_THWC = F.silu(_normed(total_THWC, gamma_C))
+    fill_window(frames_THWC if factor_C is None else frames_THWC * factor_C, window_THWC, history_2HWC)
 
 
 def fill_window(frames_THWC: torch.Tensor, window_THWC: torch.Tensor, history_2HWC: torch.Tensor) -> None:
@@ -66,12 +70,13 @@ def fused_rms_silu(
     window: torch.Tensor,
     history: torch.Tensor,
     keep_sum: bool,
+    factor: torch.Tensor | None = None,
 ) -> None:
     """rms_silu in one pass over contiguous tensors.
 
     Moves, in values of one frame: T (branch) + T (residual) + T (kept sum) + T (window) + 6 (history).
     """
-    _rms_silu_op(branch_THWC, bias, residual, gamma, window, history, keep_sum)
+    _rms_silu_op(branch_THWC, bias, residual, gamma, window, history, keep_sum, factor)
 
 
 def triton_rms_silu(
@@ -82,6 +87,7 @@ def triton_rms_silu(
     window_THWC: torch.Tensor,
     history_2HWC: torch.Tensor,
     keep_sum: bool,
+    factor_C: torch.Tensor | None = None,
 ) -> None:
     num_frames, height, width, channels = branch_THWC.shape
     tensors = [branch_THWC, bias_C, gamma_C, window_THWC, history_2HWC]
@@ -99,6 +105,7 @@ def triton_rms_silu(
         gamma_C,
         window_THWC,
         history_2HWC,
+        factor_C,
         height * width,
         channels**0.5,
         SMALLEST_NORM,
@@ -146,6 +153,7 @@ def _rms_silu_kernel(
     gamma_ptr: tl.tensor,
     window_ptr: tl.tensor,
     history_ptr: tl.tensor,
+    factor_ptr: tl.tensor,
     num_pixels: tl.tensor,
     root_channels: tl.tensor,
     smallest_norm: tl.tensor,
@@ -157,12 +165,14 @@ def _rms_silu_kernel(
     PIXELS: tl.constexpr,
 ) -> None:
     pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channels = tl.arange(0, BLOCK_C)[None, :]
+    channels = window_channels(factor_ptr, BLOCK_C)
     inside = (pixels < num_pixels)[:, None] & (channels < C)
     cells = pixels.to(tl.int64)[:, None] * C + channels
     frame = num_pixels * C
     bias = tl.load(bias_ptr + channels, mask=channels < C, other=0.0).to(tl.float32)
     gamma = tl.load(gamma_ptr + channels, mask=channels < C, other=0.0).to(tl.float32)
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + channels, mask=channels < C, other=0.0)
     older = tl.load(history_ptr + cells, mask=inside)
     newer = tl.load(history_ptr + frame + cells, mask=inside)
     tl.store(window_ptr + cells, older, mask=inside)
@@ -175,7 +185,10 @@ def _rms_silu_kernel(
         if KEEP_SUM:
             tl.store(branch_ptr + cells, total, mask=inside)
         older = newer
-        newer = rms_silu_rows(total, gamma, root_channels, smallest_norm).to(older.dtype)
+        silu = rms_silu_rows(total, gamma, root_channels, smallest_norm)
+        if factor_ptr is not None:
+            silu *= factor
+        newer = silu.to(older.dtype)
         tl.store(window_ptr + cells, newer, mask=inside)
         branch_ptr += frame
         residual_ptr += frame
@@ -183,6 +196,15 @@ def _rms_silu_kernel(
     tl.debug_barrier()  # no thread may overwrite history that another has yet to read
     tl.store(history_ptr + cells, older, mask=inside)
     tl.store(history_ptr + frame + cells, newer, mask=inside)
+
+
+@jit
+def window_channels(factor_ptr: tl.tensor, BLOCK_C: tl.constexpr) -> tl.tensor:
+    """For kernels: (1, BLOCK_C), for a window in e4m3 shared out as in fp8_rows."""
+    channels = tl.arange(0, BLOCK_C)[None, :]
+    if factor_ptr is not None:
+        channels = row_channels(BLOCK_C)
+    return channels
 
 
 @jit

@@ -10,8 +10,12 @@ try:
     import triton.language as tl
 except ImportError:
     triton = tl = None
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # before 3.4 there is none
+    TensorDescriptor = None
 
-__all__ = ["Compiled", "compiled", "jit", "tl"]
+__all__ = ["Compiled", "TensorDescriptor", "compiled", "jit", "tl"]
 
 
 @dataclass(frozen=True)

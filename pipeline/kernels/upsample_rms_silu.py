@@ -19,7 +19,13 @@ from typing import Any
 
 import torch
 
-from pipeline.kernels.rms_silu import SMALLEST_NORM, pixel_launch, rms_silu, rms_silu_rows
+from pipeline.kernels.rms_silu import (
+    SMALLEST_NORM,
+    pixel_launch,
+    rms_silu,
+    rms_silu_rows,
+    window_channels,
+)
 from pipeline.kernels.triton_jit import jit, tl
 
 
@@ -33,18 +39,19 @@ def upsample_rms_silu(
     history_2HWC: torch.Tensor,
     first_frame: int,
     time_factor: int,
+    factor_C: torch.Tensor | None = None,
 ) -> None:
     """SiLU of the RMS norm of quarters + bias + shortcut, behind the history in the window: plain torch.
 
-    quarters_THWQ: (T, H + 1, W + 1, 4C). sum_THWC: (T, 2H, 2W, C), becomes the sum. window, history: as in
-    rms_silu. first_frame: which of the shortcut's repeated frames the first one of T meets.
+    quarters_THWQ: (T, H + 1, W + 1, 4C). sum_THWC: (T, 2H, 2W, C), becomes the sum. window, history, factor:
+    as in rms_silu. first_frame: which of the shortcut's repeated frames the first one of T meets.
     """
     residual = None
     if shortcut_THWC is not None:
         frames = repeated(shortcut_THWC, channels=len(bias_C), time_factor=time_factor)
         residual = frames[first_frame : first_frame + len(quarters_THWQ)]
     sum_THWC.copy_(in_place(quarters_THWQ))
-    rms_silu(sum_THWC, bias_C, residual, gamma_C, window_THWC, history_2HWC, True)
+    rms_silu(sum_THWC, bias_C, residual, gamma_C, window_THWC, history_2HWC, True, factor_C)
 
 
 def in_place(quarters_THWQ: torch.Tensor) -> torch.Tensor:
@@ -81,6 +88,7 @@ def fused_upsample_rms_silu(
     history: torch.Tensor,
     first_frame: int,
     time_factor: int,
+    factor: torch.Tensor | None = None,
 ) -> None:
     """upsample_rms_silu in one pass over contiguous tensors.
 
@@ -88,7 +96,7 @@ def fused_upsample_rms_silu(
     channels are as many as the result's) + T (sums) + T (window) + 6 (history).
     """
     _upsample_rms_silu_op(
-        quarters_THWQ, bias, shortcut, gamma, sums, window, history, first_frame, time_factor
+        quarters_THWQ, bias, shortcut, gamma, sums, window, history, first_frame, time_factor, factor
     )
 
 
@@ -102,6 +110,7 @@ def triton_upsample_rms_silu(
     history_2HWC: torch.Tensor,
     first_frame: int,
     time_factor: int,
+    factor_C: torch.Tensor | None = None,
 ) -> None:
     num_frames, height, width, channels = sum_THWC.shape
     assert quarters_THWQ.shape == (num_frames, height // 2 + 1, width // 2 + 1, 4 * channels)
@@ -126,6 +135,7 @@ def triton_upsample_rms_silu(
         sum_THWC,
         window_THWC,
         history_2HWC,
+        factor_C,
         height // 2,
         width // 2,
         first_frame,
@@ -162,6 +172,7 @@ def _upsample_rms_silu_kernel(
     sum_ptr: tl.tensor,
     window_ptr: tl.tensor,
     history_ptr: tl.tensor,
+    factor_ptr: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
     first_frame: tl.tensor,
@@ -176,7 +187,7 @@ def _upsample_rms_silu_kernel(
 ) -> None:
     num_pixels = 4 * height * width
     pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channels = tl.arange(0, BLOCK_C)[None, :]
+    channels = window_channels(factor_ptr, BLOCK_C)
     inside = (pixels < num_pixels)[:, None] & (channels < C)
     cells = pixels.to(tl.int64)[:, None] * C + channels
     row = pixels // (2 * width)
@@ -190,6 +201,8 @@ def _upsample_rms_silu_kernel(
     quarters_frame = (height + 1) * (width + 1) * 4 * C
     bias = tl.load(bias_ptr + channels, mask=channels < C, other=0.0).to(tl.float32)
     gamma = tl.load(gamma_ptr + channels, mask=channels < C, other=0.0).to(tl.float32)
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + channels, mask=channels < C, other=0.0)
     older = tl.load(history_ptr + cells, mask=inside)
     newer = tl.load(history_ptr + frame + cells, mask=inside)
     tl.store(window_ptr + cells, older, mask=inside)
@@ -217,7 +230,10 @@ def _upsample_rms_silu_kernel(
                 total += tl.load(values + source, mask=inside, other=0.0).to(tl.float32)
         tl.store(sum_ptr + cells, total, mask=inside)
         older = newer
-        newer = rms_silu_rows(total, gamma, root_channels, smallest_norm).to(older.dtype)
+        silu = rms_silu_rows(total, gamma, root_channels, smallest_norm)
+        if factor_ptr is not None:
+            silu *= factor
+        newer = silu.to(older.dtype)
         tl.store(window_ptr + cells, newer, mask=inside)
         quarters_ptr += quarters_frame
         sum_ptr += frame

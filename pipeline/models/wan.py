@@ -29,6 +29,7 @@ from pipeline.models.text import MAX_TOKENS
 from pipeline.models.text_encoder import encode_prompts, page_locked
 from pipeline.models.wan_denoiser import PaddedTexts, WanDenoiser
 from pipeline.models.wan_transformer import BackendOf, Convert, WanTransformer, torch_attention
+from pipeline.models.wan_vae.causal import MakeConv, plain_conv
 from pipeline.models.wan_vae.decoder import WanDecoder
 from pipeline.models.wan_vae.tiles import WHOLE, Grid
 
@@ -46,7 +47,7 @@ class WanModel:
 
     experts: one transformer, or the high-noise and the low-noise one. frames_at_once: latent frames to decode
     at a time, as whole pictures (default: by the device's memory, and in tiles where one is too many). loras:
-    in the experts' weights, where others can take their place.
+    in the experts' weights, where others can take their place. make_conv: as WanDecoder's.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class WanModel:
         boundary_timestep: float | None,
         frames_at_once: int | None = None,
         loras: FusedLoras | None = None,
+        make_conv: MakeConv = plain_conv,
     ) -> None:
         self.tokenizer = tokenizer
         self.text_encoder = text_encoder
@@ -69,6 +71,7 @@ class WanModel:
         self.boundary_timestep = boundary_timestep
         self._frames_at_once = frames_at_once
         self._loras = loras
+        self._make_conv = make_conv
         self._denoisers: dict[int, WanDenoiser] = {}
 
     def use_loras(self, loras: Sequence[LoraSource]) -> bool:
@@ -120,7 +123,7 @@ class WanModel:
 
     @cached_property
     def _decoder(self) -> WanDecoder:
-        return WanDecoder(self.vae)
+        return WanDecoder(self.vae, make_conv=self._make_conv)
 
     def _decoder_input(self, latents_1CTHW: torch.Tensor) -> torch.Tensor:
         mean, std = (
@@ -158,10 +161,12 @@ def load_wan(
     vae_dtype: str,
     backend_of: BackendOf = torch_attention,
     convert: Convert | None = None,
+    make_conv: MakeConv = plain_conv,
 ) -> WanModel:
     """Read a checkpoint's safetensors onto a device. dtype: of transformers and text encoder.
 
     backend_of: the attention library for self-attention of a shape. convert: as WanTransformer's.
+    make_conv: as WanDecoder's.
 
     Raises ModelError when a hub model's weights cannot be fetched.
     """
@@ -186,6 +191,7 @@ def load_wan(
         vae=_load_vae(folder, device, getattr(torch, vae_dtype)),
         experts=experts,
         loras=loras if all(len(module.blocks) for module in modules) else None,
+        make_conv=make_conv,
         scheduler_config=scheduler_config,
         boundary_timestep=None
         if boundary_ratio is None

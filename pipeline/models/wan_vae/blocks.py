@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.kernels.rms_silu import rms_norm
-from pipeline.models.wan_vae.causal import CausalConv, StreamMemory
+from pipeline.models.wan_vae.causal import MakeConv, StreamMemory
 from pipeline.models.wan_vae.sums import Pending, Sum, pointwise
 from pipeline.models.wan_vae.upsampling import Upsampled, Upsampling
 
@@ -20,10 +20,10 @@ from pipeline.models.wan_vae.upsampling import Upsampled, Upsampling
 class ResidualBlock:
     """Norm, SiLU and convolution, twice, beside the input."""
 
-    def __init__(self, module: Any, *, scale: int, memory: StreamMemory) -> None:
+    def __init__(self, module: Any, *, scale: int, memory: StreamMemory, make_conv: MakeConv) -> None:
         self.gamma1_C, self.gamma2_C = gamma(module.norm1), gamma(module.norm2)
-        self.conv1 = CausalConv.of(module.conv1, scale=scale, memory=memory)
-        self.conv2 = CausalConv.of(module.conv2, scale=scale, memory=memory)
+        self.conv1 = make_conv(module.conv1, self.gamma1_C, scale=scale, memory=memory)
+        self.conv2 = make_conv(module.conv2, self.gamma2_C, scale=scale, memory=memory)
         self.shortcut = None if module.in_dim == module.out_dim else module.conv_shortcut
 
     def __call__(self, pending: Pending) -> Sum:
@@ -57,8 +57,8 @@ class Attention:
 
 
 class MiddleBlock:
-    def __init__(self, module: Any, *, memory: StreamMemory) -> None:
-        self.first, *others = (ResidualBlock(block, scale=1, memory=memory) for block in module.resnets)
+    def __init__(self, module: Any, *, memory: StreamMemory, make_conv: MakeConv) -> None:
+        self.first, *others = residual_blocks(module, scale=1, memory=memory, make_conv=make_conv)
         self.others = list(zip(map(Attention, module.attentions), others, strict=True))
 
     def __call__(self, pending: Pending) -> Sum:
@@ -71,8 +71,10 @@ class MiddleBlock:
 class UpBlock:
     """Residual blocks, then twice the size."""
 
-    def __init__(self, module: Any, *, is_residual: bool, scale: int, memory: StreamMemory) -> None:
-        self.first, *self.others = residual_blocks(module, scale=scale, memory=memory)
+    def __init__(
+        self, module: Any, *, is_residual: bool, scale: int, memory: StreamMemory, make_conv: MakeConv
+    ) -> None:
+        self.first, *self.others = residual_blocks(module, scale=scale, memory=memory, make_conv=make_conv)
         resample = module.upsampler if is_residual else module.upsamplers[0]
         duplicate = module.avg_shortcut if is_residual else None
         self.upsampling = Upsampling(resample, duplicate, scale=scale, memory=memory)
@@ -94,8 +96,10 @@ class UpBlock:
             )
 
 
-def residual_blocks(module: Any, *, scale: int, memory: StreamMemory) -> list[ResidualBlock]:
-    return [ResidualBlock(block, scale=scale, memory=memory) for block in module.resnets]
+def residual_blocks(
+    module: Any, *, scale: int, memory: StreamMemory, make_conv: MakeConv
+) -> list[ResidualBlock]:
+    return [ResidualBlock(block, scale=scale, memory=memory, make_conv=make_conv) for block in module.resnets]
 
 
 def gamma(norm: Any) -> torch.Tensor:

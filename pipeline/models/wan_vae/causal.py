@@ -8,7 +8,7 @@ Shapes: T frames, H and W sides, C channels, O channels of a convolution's resul
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +52,10 @@ def frame_by_frame(window_THWC: torch.Tensor, weight_OC3KK: torch.Tensor, *, pad
 class CausalConv:
     """A convolution with the last two frames it was given. What reads its result adds its bias.
 
-    scale: sides of its frames over those of the latents.
+    scale: sides of its frames over those of the latents. Its window and history have its weight's dtype.
     """
+
+    factor_C: torch.Tensor | None = None  # what its normed input is multiplied by on its way into the window
 
     def __init__(
         self, weight_OC3KK: torch.Tensor, bias_O: torch.Tensor, *, scale: int, memory: StreamMemory
@@ -77,10 +79,23 @@ class CausalConv:
 
     def window(self, num_frames: int) -> torch.Tensor:
         """Where its next input goes, behind its history: (num_frames + 2, H, W, C), not filled yet."""
-        return self._memory.window(num_frames + 2, self.history_2HWC.shape[1:])
+        return self._memory.window(num_frames + 2, self.history_2HWC)
 
     def __call__(self, window_THWC: torch.Tensor) -> torch.Tensor:
         return convolved(window_THWC, self.weight)
+
+
+class MakeConv(Protocol):
+    """Makes a residual block's convolution of a diffusers module, behind a norm whose weight is gamma."""
+
+    def __call__(
+        self, module: Any, gamma_C: torch.Tensor, *, scale: int, memory: StreamMemory
+    ) -> CausalConv: ...
+
+
+def plain_conv(module: Any, gamma_C: torch.Tensor, *, scale: int, memory: StreamMemory) -> CausalConv:
+    """A MakeConv: whatever its input is."""
+    return CausalConv.of(module, scale=scale, memory=memory)
 
 
 class StreamMemory:
@@ -105,18 +120,21 @@ class StreamMemory:
                 conv.history_2HWC.zero_()
             return
         self._layout = None
-        like = self.convs[0].weight
-        self._window = like.new_empty(0)
+        self._window = self._window.new_empty(0)
         for conv in self.convs:  # all of the old ones go before the first new one comes
-            conv.history_2HWC = like.new_empty(0)
+            conv.history_2HWC = conv.weight.new_empty(0)
         for conv in self.convs:
             sides = height * conv.scale, width * conv.scale
-            conv.history_2HWC = like.new_zeros(2, *sides, conv.weight.shape[1])
-        self._window = like.new_empty((frames_at_once + 2) * self._widest_frame(height, width))
+            conv.history_2HWC = conv.weight.new_zeros(2, *sides, conv.weight.shape[1])
+        self._window = self.convs[0].weight.new_empty(
+            (frames_at_once + 2) * self._widest_frame_bytes(height, width), dtype=torch.uint8
+        )
         self._layout, self.frames_at_once = layout, frames_at_once
 
-    def window(self, num_frames: int, shape_HWC: torch.Size) -> torch.Tensor:
-        return self._window[: num_frames * shape_HWC.numel()].view(num_frames, *shape_HWC)
+    def window(self, num_frames: int, like_2HWC: torch.Tensor) -> torch.Tensor:
+        """Of so many frames like those."""
+        num_bytes = num_frames * like_2HWC[0].nbytes
+        return self._window[:num_bytes].view(like_2HWC.dtype).view(num_frames, *like_2HWC.shape[1:])
 
     def needed_bytes(self, *, height: int, width: int, frames_at_once: int) -> int:
         """For a clip of these latents, frames_at_once through each layer. In proportion to height * width.
@@ -124,10 +142,10 @@ class StreamMemory:
         Beside histories and window there are at most 3.4 of the widest frames for each frame at once (counted
         for Wan2.2 at 1344x768); we reckon with 4, for what convolutions need to work.
         """
-        histories = 2 * sum(_frame_values(conv, height, width) for conv in self.convs)
-        widest = self._widest_frame(height, width)
-        values = histories + (frames_at_once + 2) * widest + 4 * frames_at_once * widest
-        return values * self.convs[0].weight.element_size()
+        histories = 2 * sum(_frame_bytes(conv, height, width) for conv in self.convs)
+        windows = (frames_at_once + 2) * self._widest_frame_bytes(height, width)
+        results = 4 * frames_at_once * self._widest_frame(height, width) * self.convs[0].bias.element_size()
+        return histories + windows + results
 
     def is_within_32_bits(self, *, height: int, width: int, frames_at_once: int) -> bool:
         """Whether 32 bits can count the values of every convolution's input."""
@@ -136,6 +154,13 @@ class StreamMemory:
     def _widest_frame(self, height: int, width: int) -> int:
         return max(_frame_values(conv, height, width) for conv in self.convs)
 
+    def _widest_frame_bytes(self, height: int, width: int) -> int:
+        return max(_frame_bytes(conv, height, width) for conv in self.convs)
+
 
 def _frame_values(conv: CausalConv, height: int, width: int) -> int:
     return height * width * conv.scale**2 * conv.weight.shape[1]
+
+
+def _frame_bytes(conv: CausalConv, height: int, width: int) -> int:
+    return _frame_values(conv, height, width) * conv.weight.element_size()

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.models.protocol import Piece, joined
 from pipeline.models.wan_vae.blocks import MiddleBlock, UpBlock
-from pipeline.models.wan_vae.causal import StreamMemory, channels_last, convolved
+from pipeline.models.wan_vae.causal import MakeConv, StreamMemory, channels_last, convolved, plain_conv
 from pipeline.models.wan_vae.filling import filled
 from pipeline.models.wan_vae.head import Head
 from pipeline.models.wan_vae.sums import Pending, Sum, pointwise
@@ -40,21 +40,23 @@ class WanDecoder:
     Where one frame is too much there are tiles, see tiles.py. They begin after the middle block, whose
     attention sees whole frames: its result for all of the clip is kept, 0.26 GB for 121 of those frames, and
     each tile streams through time for itself.
+
+    make_conv: for residual blocks, as approx/fp8_decoder.py does.
     """
 
-    def __init__(self, vae: Any) -> None:
+    def __init__(self, vae: Any, *, make_conv: MakeConv = plain_conv) -> None:
         decoder, is_residual = filled(vae.decoder), vae.config.is_residual
         self._middle_memory, self._memory = StreamMemory(), StreamMemory()
         self._post_quant, self._conv_in = vae.post_quant_conv, decoder.conv_in
         self._conv_in_weight = channels_last(decoder.conv_in)
-        self._middle = MiddleBlock(decoder.mid_block, memory=self._middle_memory)
+        self._middle = MiddleBlock(decoder.mid_block, memory=self._middle_memory, make_conv=make_conv)
         *up_blocks, _ = decoder.up_blocks
         self._up_blocks = [
-            UpBlock(block, is_residual=is_residual, scale=2**index, memory=self._memory)
+            UpBlock(block, is_residual=is_residual, scale=2**index, memory=self._memory, make_conv=make_conv)
             for index, block in enumerate(up_blocks)
         ]
         cell, scale = vae.config.patch_size or 1, 2 ** len(up_blocks)
-        self._head = Head(decoder, cell=cell, scale=scale, memory=self._memory)
+        self._head = Head(decoder, cell=cell, scale=scale, memory=self._memory, make_conv=make_conv)
         self._pixels = scale * cell  # to a side of a latent one
         self._halo = halo_width(self._radii(), cell=cell)
         self._num_clips = 0

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.models.wan_vae.blocks import gamma, residual_blocks
-from pipeline.models.wan_vae.causal import CausalConv, StreamMemory
+from pipeline.models.wan_vae.causal import CausalConv, MakeConv, StreamMemory
 from pipeline.models.wan_vae.sums import Pending
 
 _CHANNEL_MULTIPLE = 8  # tensor cores take bf16 values eight at a time
@@ -20,8 +20,11 @@ _CHANNEL_MULTIPLE = 8  # tensor cores take bf16 values eight at a time
 class Head:
     """decoder: a WanDecoder3d. cell: the sides of what one pixel of its result becomes."""
 
-    def __init__(self, decoder: Any, *, cell: int, scale: int, memory: StreamMemory) -> None:
-        self.blocks = residual_blocks(decoder.up_blocks[-1], scale=scale, memory=memory)
+    def __init__(
+        self, decoder: Any, *, cell: int, scale: int, memory: StreamMemory, make_conv: MakeConv
+    ) -> None:
+        last = decoder.up_blocks[-1]
+        self.blocks = residual_blocks(last, scale=scale, memory=memory, make_conv=make_conv)
         self.gamma_C = gamma(decoder.norm_out)
         self.cell = cell
         weight, self.bias = decoder.conv_out.weight.detach(), decoder.conv_out.bias.detach()

@@ -57,6 +57,7 @@ class Sum:
             window=window_THWC,
             history=conv.history_2HWC,
             keep_sum=keep_sum,
+            factor=conv.factor_C,
         )
         return window_THWC
 

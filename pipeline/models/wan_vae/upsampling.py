@@ -69,6 +69,7 @@ class Upsampled:
             history=conv.history_2HWC,
             first_frame=self.first_frame,
             time_factor=self.time_factor,
+            factor=conv.factor_C,
         )
         return sums_THWO, window_THWO
 
