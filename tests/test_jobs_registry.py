@@ -404,6 +404,18 @@ def test_a_promotion_after_a_rollback_can_be_taken_back_too(settings: Settings, 
     assert rollback("prod", settings=settings).row.target == str(a)
 
 
+def test_rollback_goes_to_where_the_same_contents_were_last(
+    settings: Settings, a: Path, b: Path, tmp_path: Path
+) -> None:
+    add_prod(a, settings)
+    moved = Path(shutil.copytree(a, tmp_path / "moved"))
+    move("prod", moved, settings)
+    move("prod", b, settings)
+    assert rollback("prod", settings=settings).row.target == str(moved)
+    with pytest.raises(UsageError, match="nothing to go back to: prod points at the first revision"):
+        rollback("prod", settings=settings)
+
+
 def test_rollback_refuses_what_is_no_longer_what_it_was(settings: Settings, a: Path, b: Path) -> None:
     add_prod(a, settings)
     move("prod", b, settings)

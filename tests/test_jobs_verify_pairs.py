@@ -55,6 +55,9 @@ def test_what_both_sides_show_is_told_apart(tmp_path: Path) -> None:
     blue = compare_pair(pair(square(tmp_path / "blue", step=4, colour="blue"), right, truth=TRUTH))
     assert blue.is_lost is False  # what the reference never showed cannot be lost
     assert compare_pair(pair(right, right)).reference is None
+    green = square(tmp_path / "green", step=4, colour="green")
+    still_green = square(tmp_path / "still green", step=0, colour="green")
+    assert compare_pair(pair(green, still_green, truth=TRUTH)).is_lost is False
 
 
 def test_vmaf_is_of_large_clips_of_one_size(tmp_path: Path) -> None:

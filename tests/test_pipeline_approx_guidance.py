@@ -40,6 +40,16 @@ def test_from_a_fraction_on_a_difference_serves_the_step_after_its_own() -> None
     assert reuses(19, 18)
 
 
+def test_how_long_a_difference_serves_is_a_share_of_the_schedule() -> None:
+    for num_steps, served in ((10, 0), (19, 0), (20, 1), (50, 2), (60, 3)):
+        ages = [
+            age
+            for age in range(1, 6)
+            if reuses_difference(step(8 + age), reuse_from=0.1, num_steps=num_steps, kept_from=8)
+        ]
+        assert ages == list(range(1, served + 1)), num_steps
+
+
 def test_without_a_fraction_every_difference_is_computed() -> None:
     assert not reuses_difference(step(19), reuse_from=None, num_steps=20, kept_from=18)
 

@@ -43,6 +43,11 @@ def test_the_first_fifth_and_the_last_step_are_always_computed() -> None:
     assert skipped_indices(cache) == list(range(4, 19))
 
 
+def test_a_fifth_is_rounded_to_the_nearest_step() -> None:
+    cache = cached(SkipByChange(limit=math.inf), num_steps=14)
+    assert skipped_indices(cache, num_steps=14) == list(range(3, 13))
+
+
 def test_short_schedules_keep_their_first_two_steps() -> None:
     cache = cached(SkipByChange(limit=math.inf), num_steps=4)
     assert skipped_indices(cache, num_steps=4) == [2]

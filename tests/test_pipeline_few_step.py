@@ -118,6 +118,14 @@ def test_euler_steps_are_those_of_diffusers() -> None:
     assert (latents - expected).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("trained", [1000, 500])
+def test_timesteps_are_levels_of_as_many_as_were_trained(trained: int) -> None:
+    euler = EulerSteps([1.0, 0.5], device="cpu", num_train_timesteps=trained)
+    renoising = RenoisingSteps([1.0, 0.5], seeds=[1], device="cpu", num_train_timesteps=trained)
+    for sampler in (euler, renoising):
+        assert sampler.timesteps.tolist() == [trained, trained / 2]
+
+
 def renoised(seeds: list[int]) -> torch.Tensor:
     sampler = RenoisingSteps(LEVELS, seeds=seeds, device="cpu")
     assert sampler.timesteps.tolist() == pytest.approx([1000, 757, 522])
@@ -147,8 +155,8 @@ def test_renoising_goes_through_the_clean_latents() -> None:
 
 
 def test_every_seed_and_step_has_noise_of_its_own() -> None:
-    seeds = {step_seed(seed, index) for seed in (0, 1, 12, 2**63 - 1) for index in range(12)}
-    assert len(seeds) == 48
+    seeds = {step_seed(seed, index) for seed in (0, 1, 11, 12, 2**63 - 1) for index in range(13)}
+    assert len(seeds) == 65
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

@@ -17,7 +17,7 @@ class Approximation:
 
     fp8: linears and self-attention in e4m3, where the card has it. step_cache_limit: how much relative change
     of the velocity may add up before a step is computed again (step_cache.py). guidance_reuse_from: the
-    fraction of the schedule after which what guidance adds serves two steps (guidance.py).
+    fraction of the schedule after which what guidance adds serves again (guidance.py).
     guidance_interval: the noise levels, from high to low, between which steps are guided (guidance.py).
     sparse_attention: self-attention between a share of all pairs of tokens, late in long clips
     (sparse_attention.py).
