@@ -13,6 +13,7 @@ import typer
 from jobs.cli_manifest import manifest_app
 from jobs.cli_models import models_app
 from jobs.cli_options import (
+    ClipsOpt,
     CrfOpt,
     DevicesOpt,
     EncoderPresetOpt,
@@ -330,18 +331,12 @@ def verify(
     against_model: Annotated[
         str | None, typer.Option("--against-model", help="Model of the reference (default: the same).")
     ] = None,
-    clips: Annotated[
-        int | None,
-        typer.Option(
-            "--clips", min=1, max=100_000, help="Compare so many (default: 600 captions, or all prompts)."
-        ),
-    ] = None,
+    clips: ClipsOpt = None,
     devices: DevicesOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Render the same prompts and noise twice, and say whether the clips pass a preset's gate."""
     from jobs.verification.table import show_verification
-    from jobs.verification.verify import PAGE_NAME
     from jobs.verification.verify import verify as run_verify
 
     settings = resolve_settings(out=out, ledger=ledger, model=model, preset=preset, devices=devices)
@@ -358,7 +353,7 @@ def verify(
     if as_json:
         print_json(verification.facts)
     else:
-        show_verification(verification.facts, output(), page=settings.out / PAGE_NAME)
+        show_verification(verification.facts, output(), page=verification.page)
     raise typer.Exit(verification.exit_code)
 
 

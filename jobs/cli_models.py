@@ -8,6 +8,7 @@ import typer
 
 from jobs.cli_options import (
     AliasArg,
+    ClipsOpt,
     DevicesOpt,
     JsonOpt,
     LedgerOpt,
@@ -80,6 +81,7 @@ def models_promote(
     force: Annotated[
         bool, typer.Option("--force", help="Promote a worse one, or what cannot be compared.")
     ] = False,
+    clips: ClipsOpt = None,
     out: OutOpt = None,
     ledger: LedgerOpt = None,
     devices: DevicesOpt = None,
@@ -88,13 +90,20 @@ def models_promote(
     """Point an alias at another revision, if `verify` finds it no worse than the one in use."""
     from jobs.registry import promote
     from jobs.verification.table import show_verification
-    from jobs.verification.verify import PAGE_NAME
     from jobs.verification.verify import verify as run_verify
 
     settings = resolve_settings(out=out, ledger=ledger, preset=preset, devices=devices)
-    made = promote(alias, model, settings=settings, verify=run_verify, console=messages(), force=force)
+    made = promote(
+        alias,
+        model,
+        settings=settings,
+        verify=run_verify,
+        console=messages(),
+        force=force,
+        num_clips=clips,
+    )
     if made.verification is not None and not as_json:
-        show_verification(made.verification.facts, output(), page=settings.out / PAGE_NAME)
+        show_verification(made.verification.facts, output(), page=made.verification.page)
     raise typer.Exit(_show_change(made, as_json=as_json))
 
 

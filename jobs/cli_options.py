@@ -16,6 +16,7 @@ import typer
 
 from jobs.terminal import open_console
 from manifests.errors import UsageError
+from manifests.presets import PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,11 +44,17 @@ ModelOpt = Annotated[
 ]
 PresetOpt = Annotated[
     str | None,
-    typer.Option("--preset", help="Default preset of rows: exact, fast or turbo (default: exact)."),
+    typer.Option("--preset", help=f"Default preset of rows: {', '.join(PRESETS)} (default: exact)."),
 ]
 CrfOpt = Annotated[int | None, typer.Option("--crf", help="libx264 quality, 1 (best) to 51 (default: 18).")]
 EncoderPresetOpt = Annotated[
     str | None, typer.Option("--encoder-preset", help="libx264 preset (default: medium).")
+]
+ClipsOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--clips", min=1, max=100_000, help="Compare so many (default: 600 captions, or all prompts)."
+    ),
 ]
 DevicesOpt = Annotated[
     str | None,

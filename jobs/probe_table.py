@@ -11,7 +11,8 @@ from rich.table import Table
 
 from jobs.probing import BucketProbe, Probe
 from jobs.terminal import line
-from jobs.views import bucket_names, bucket_settings, counted
+from jobs.views import bucket_names, bucket_settings
+from manifests.wording import counted
 from pipeline.config import NUMERICS
 
 

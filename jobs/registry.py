@@ -42,7 +42,13 @@ class Verifier(Protocol):
     """`jobs.verification.verify.verify`, as far as it is used here."""
 
     def __call__(
-        self, settings: Settings, *, against: str, against_model: str, console: Console
+        self,
+        settings: Settings,
+        *,
+        against: str,
+        against_model: str,
+        num_clips: int | None,
+        console: Console,
     ) -> Verification: ...
 
 
@@ -81,10 +87,12 @@ def promote(
     verify: Verifier,
     console: Console,
     force: bool = False,
+    num_clips: int | None = None,
 ) -> Change:
     """Point an alias at what `model` is now, if that is no worse than what it points at, in settings.preset.
 
-    force: also if it is worse, or cannot be compared. console: for messages.
+    force: also if it is worse, or cannot be compared. num_clips: to compare, `verify`'s own choice unless
+    given. console: for messages.
     Raises UsageError, ModelError, LedgerError, Busy, and what verify raises.
     """
     aliases = read_aliases(settings)
@@ -95,9 +103,12 @@ def promote(
         if row.target == before.target:
             return Change(row=before, before=before, made=False)
         return Change(row=_record(row, before=before, settings=settings), before=before, made=True)
-    verification = _compare(row, before, settings=settings, verify=verify, console=console, force=force)
+    verification = _compare(
+        row, before, settings=settings, verify=verify, num_clips=num_clips, console=console, force=force
+    )
     passed = verification is not None and verification.passed
-    if not passed and (not force or _is_stopped(verification)):
+    # Who stops a comparison, or has no room for its verdict, wants no promotion by it, forced or not.
+    if (not passed and not force) or (verification is not None and not verification.kept):
         return Change(row=before, before=before, made=False, verification=verification)
     row = _record(replace(row, forced=not passed), before=before, settings=settings)
     return Change(row=row, before=before, made=True, verification=verification)
@@ -192,6 +203,7 @@ def _compare(
     *,
     settings: Settings,
     verify: Verifier,
+    num_clips: int | None,
     console: Console,
     force: bool,
 ) -> Verification | None:
@@ -199,7 +211,13 @@ def _compare(
     candidate = replace(settings, model=row.target)
     try:
         _require_as_it_was(before)
-        return verify(candidate, against=settings.preset, against_model=before.target, console=console)
+        return verify(
+            candidate,
+            against=settings.preset,
+            against_model=before.target,
+            num_clips=num_clips,
+            console=console,
+        )
     except Busy:
         raise  # the change could not be recorded either
     except VgbatchError as error:
@@ -208,11 +226,6 @@ def _compare(
             raise type(error)(error.message, hint="; ".join(hint for hint in hints if hint)) from error
         line(console, f"not compared: {error.message}")
         return None
-
-
-def _is_stopped(verification: Verification | None) -> bool:
-    """By a signal: whoever stops it wants no promotion, forced or not."""
-    return verification is not None and verification.exit_code > 128
 
 
 def _require_as_it_was(row: AliasRow) -> None:

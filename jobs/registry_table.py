@@ -13,6 +13,7 @@ from jobs.aliases import SHORT_DIGITS, clashes, latest_changes
 from jobs.config import Settings
 from jobs.registry import Change
 from jobs.terminal import line
+from jobs.verification.verify import Verification
 from storage.ledger import Ledger
 from storage.rows import AliasRow
 
@@ -91,13 +92,21 @@ def show_change(change: Change, console: Console) -> None:
     row, before = change.row, change.before
     now = f"{row.alias} points at {_place(row)}"
     if not change.made and change.verification is not None:
-        why = "the candidate is worse" if change.exit_code == 3 else "stopped before the end"
-        hint = "; `--force` promotes it all the same" if change.exit_code == 3 else ""
+        why, hint = _refusal(change.verification)
         line(console, f"not promoted, {why}: {now}{hint}")
     elif not change.made:
         line(console, f"nothing to do: {now} already")
     else:
         line(console, f"{now}: {_how(_row_facts(row))}" + (f", before {_place(before)}" if before else ""))
+
+
+def _refusal(verification: Verification) -> tuple[str, str]:
+    """Why nothing was promoted, and what can be done about it."""
+    if verification.kept:
+        return "the candidate is worse", "; `--force` promotes it all the same"
+    if verification.facts.get("stopped_by"):
+        return "stopped before the end", ""
+    return "the verdict could not be kept", ""
 
 
 def _row_facts(row: AliasRow) -> dict[str, Any]:

@@ -344,15 +344,20 @@ class _End:
         return self.plan.jobs.num_rows - self.tally.num_delivered - self.tally.num_failed
 
     @property
+    def stopped_by(self) -> str | None:
+        """A signal that comes when nothing is left stops nothing; a full disk lost the last batch then."""
+        return self.stop.reason if self.num_left or self.stop.signum is None else None
+
+    @property
     def state(self) -> str:
-        return "stopped" if self.num_left else "done"
+        return "stopped" if self.stopped_by else "done"
 
     @property
     def exit_code(self) -> int:
         if self.num_left and self.stop.signum is not None:
             return 128 + self.stop.signum
         bad = self.tally.num_failed + self.plan.rejected.num_rows + self.plan.exhausted.num_rows
-        return 3 if bad or self.num_left or not self.listed else 0
+        return 3 if bad or self.stopped_by or not self.listed else 0
 
 
 def _summary(end: _End, *, run_id: str, settings: Settings, device_s: float, elapsed_s: float) -> RunSummary:
@@ -373,6 +378,6 @@ def _summary(end: _End, *, run_id: str, settings: Settings, device_s: float, ela
         elapsed_s=elapsed_s,
         out=settings.out,
         ledger=settings.ledger,
-        stopped_by=end.stop.reason if end.num_left else None,
+        stopped_by=end.stopped_by,
         listed=end.listed,
     )

@@ -23,6 +23,7 @@ from jobs.terminal import line
 from manifests.job import Bucket, Weights
 from manifests.packing import RULE
 from manifests.presets import EXACT
+from manifests.wording import counted
 
 MAX_ROWS_SHOWN = 20
 
@@ -289,8 +290,3 @@ def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _jobs(count: int) -> str:
     return counted(count, "job", "jobs")
-
-
-def counted(count: int, one: str, many: str) -> str:
-    """`1 batch`, `2 batches`."""
-    return f"{count} {one if count == 1 else many}"

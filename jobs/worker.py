@@ -231,7 +231,7 @@ class _Writer:
     def _write_clip(self, job: Job, clip: RenderedClip) -> JobResult:
         if clip.frames is None:
             assert clip.error is not None
-            return JobResult(id=job.id, partial=None, reason=clip.error.advice)
+            return self._not_written(job, clip.error)
         name = clip_name(job.id, job.fingerprint)
         partial = self._spec.folder / partial_name(name, run_id=self._spec.run_id)
         try:

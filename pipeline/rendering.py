@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from manifests.errors import RenderError
+from manifests.errors import JobError
 from manifests.job import Batch, Bucket
 
 
@@ -34,7 +34,7 @@ class RenderedClip:
 
     job_id: str
     frames: npt.NDArray[np.uint8] | None
-    error: RenderError | None = None
+    error: JobError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

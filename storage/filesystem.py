@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -20,6 +21,11 @@ def require_writable(folder: Path) -> None:
         raise UsageError(
             f"cannot write to the folder {folder}: {error.strerror}", hint="choose another with `--out`"
         ) from error
+
+
+def is_out_of_space(error: OSError) -> bool:
+    """Whether the disk, or a user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def free_bytes(folder: Path) -> int:

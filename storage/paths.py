@@ -28,9 +28,12 @@ def clip_name(id: str, fingerprint: str) -> str:
 
     The digits are of SHA-256 over id and fingerprint, so ids with the same slug do not meet.
     """
-    digest = sha256(f"{id}\0{fingerprint}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    ending = f".{digest}.mp4"
-    return _slug(id)[: MAX_NAME_BYTES - len(ending)] + ending
+    return _name(id, key=f"{id}\0{fingerprint}", suffix=".mp4")
+
+
+def folder_name(title: str, *, key: str) -> str:
+    """`<slug of title>.<12 hex digits of key>`, as safe; another key gives another name."""
+    return _name(title, key=key, suffix="")
 
 
 def partial_name(name: str, *, run_id: str) -> str:
@@ -81,6 +84,12 @@ def publish(partial: Path, final: Path) -> None:
         sync_folder(final.parent)
     except OSError as error:
         raise VideoError(f"{final} could not be published: {error}") from error
+
+
+def _name(title: str, *, key: str, suffix: str) -> str:
+    digest = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    ending = f".{digest}{suffix}"
+    return _slug(title)[: MAX_NAME_BYTES - len(ending)] + ending
 
 
 def _slug(id: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from manifests.errors import OutOfSpace, VideoError
 from manifests.job import Job
 from storage.ffmpeg import failure, run_ffmpeg
+from storage.filesystem import is_out_of_space
 from storage.metadata import ClipMetadata, read_metadata
 from storage.probe import VideoInfo, probe
 
@@ -173,5 +173,5 @@ def _sync(path: Path) -> int:
         finally:
             os.close(descriptor)
     except OSError as error:
-        kind = OutOfSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else VideoError
+        kind = OutOfSpace if is_out_of_space(error) else VideoError
         raise kind(f"{path.name} did not reach the disk: {error}") from error

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+import jobs.verification.frames
 import jobs.worker
 from manifests.errors import NonFiniteOutput, OutOfDeviceMemory, OutOfSpace
 from manifests.job import Batch, Bucket, Job
@@ -31,6 +32,7 @@ class Knobs:
     """Which ids misbehave, and how. Files named by `once` make a fault happen only while they exist.
 
     brighter: levels that a preset adds to luma. black_in, non_finite_in: presets whose clips are broken.
+    full_frames: the disk is full when frames of a verification are kept.
     A probe finds the seconds a clip and step of clip_step_s, by batch size, and GiB as many as the size.
     """
 
@@ -55,6 +57,7 @@ class Knobs:
     brighter: Mapping[str, int] = field(default_factory=dict)
     black_in: frozenset[str] = frozenset()
     non_finite_in: frozenset[str] = frozenset()
+    full_frames: bool = False
 
     def renderer(self) -> Any:
         """A picklable factory for workers."""
@@ -80,6 +83,8 @@ class FakeEngine:
         self._poisoned = False
         if knobs.no_space_on:
             jobs.worker.encode_clip = partial(_encode_on_full_disk, ids=knobs.no_space_on)
+        if knobs.full_frames:
+            jobs.verification.frames.frames_file = lambda folder, id: Path("/dev/full")
 
     def encode(self, bucket: Bucket, texts: Sequence[str]) -> None:
         self._append({"encode": bucket.model, "texts": list(texts)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from jobs.config import Settings
 from jobs.lock import run_lock
 from jobs.prepare import find_models, read
 from jobs.registry import Change, add, history, promote, rollback
-from jobs.registry_table import list_facts
+from jobs.registry_table import list_facts, show_change
 from jobs.retry import read_failed
 from jobs.verification.verify import Verification
 from manifests.errors import Busy, LedgerError, ModelError, RunError, UsageError, VgbatchError
@@ -79,20 +80,29 @@ class FakeVerifier:
     """Says what it is told to and remembers what was compared: candidate, reference, both presets."""
 
     exit_code: int = 0
+    passed: bool | None = None
+    kept: bool = True
     error: VgbatchError | None = None
     meanwhile: Callable[[], object] = lambda: None
     compared: list[tuple[str, str, str, str]] = field(default_factory=list)
+    num_clips: list[int | None] = field(default_factory=list)
 
     def __call__(
-        self, settings: Settings, *, against: str, against_model: str, console: Console
+        self,
+        settings: Settings,
+        *,
+        against: str,
+        against_model: str,
+        num_clips: int | None,
+        console: Console,
     ) -> Verification:
         self.compared.append((settings.model, against_model, settings.preset, against))
+        self.num_clips.append(num_clips)
         self.meanwhile()
         if self.error is not None:
             raise self.error
-        return Verification(
-            passed=self.exit_code == 0, exit_code=self.exit_code, facts={"passed": self.exit_code == 0}
-        )
+        passed = self.exit_code == 0 if self.passed is None else self.passed
+        return Verification(passed=passed, exit_code=self.exit_code, facts={"passed": passed}, kept=self.kept)
 
 
 def move(alias: str, model: Path | str, settings: Settings, *, force: bool = False, **verdict: Any) -> Change:
@@ -306,12 +316,22 @@ def test_force_that_was_not_needed_is_not_recorded(settings: Settings, a: Path, 
     assert facts_of(move("prod", b, settings, force=True)) == (str(b), "promote", False, True)
 
 
-def test_a_comparison_that_was_stopped_promotes_nothing_even_by_force(
-    settings: Settings, a: Path, b: Path
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(("exit_code", "passed"), [(130, False), (3, False), (3, True)])
+def test_a_comparison_without_a_verdict_that_was_kept_promotes_nothing_even_by_force(
+    settings: Settings, a: Path, b: Path, exit_code: int, passed: bool, force: bool
 ) -> None:
     add_prod(a, settings)
-    made = move("prod", b, settings, force=True, exit_code=130)
-    assert (made.made, made.exit_code, target_of("prod", settings)) == (False, 130, str(a))
+    made = move("prod", b, settings, force=force, exit_code=exit_code, passed=passed, kept=False)
+    assert (made.made, made.exit_code, target_of("prod", settings)) == (False, exit_code, str(a))
+    said = io.StringIO()
+    show_change(made, Console(file=said, width=500))
+    assert said.getvalue().startswith("not promoted, the verdict could not be kept: prod points at ")
+    assert made.verification is not None
+    made.verification.facts["stopped_by"] = "SIGINT"
+    show_change(made, Console(file=said, width=500))
+    assert "\nnot promoted, stopped before the end: prod points at " in said.getvalue()
+    assert "--force" not in said.getvalue()
 
 
 def test_what_cannot_be_compared_is_promoted_by_force_alone(settings: Settings, a: Path, b: Path) -> None:
@@ -548,7 +568,7 @@ def test_an_alias_s_life_on_the_command_line(
     )
     first, second = revision_of(a)[:12], revision_of(b)[:12]
     assert models("add", "prod", "./a") == (0, f"prod points at {a} (revision {first}): added\n")
-    code, out = models("promote", "prod", "./b", "--preset", "fast")
+    code, out = models("promote", "prod", "./b", "--preset", "fast", "--clips", "60")
     assert (code, out.splitlines()) == (
         3,
         [
@@ -567,6 +587,7 @@ def test_an_alias_s_life_on_the_command_line(
     )
     assert models("promote", "prod", "./b")[0] == 0
     assert verify.compared == [(str(b), str(a), preset, preset) for preset in ("fast", "exact", "exact")]
+    assert verify.num_clips == [60, None, None]
     code, facts = models_json("rollback", "prod")
     assert (code, facts["target"], facts["before"]["target"]) == (0, str(a), str(b))
     code, facts = models_json("history", "prod")

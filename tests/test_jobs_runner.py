@@ -304,6 +304,12 @@ def test_a_full_disk_stops_the_run_rather_than_render_for_nothing(tmp_path):
     assert summary.num_left > 0
 
 
+def test_a_disk_that_is_full_for_the_last_job_has_stopped_the_run_too(tmp_path):
+    summary = render(tmp_path, rows_of("a"), knobs=Knobs(no_space_on=frozenset("a")))
+    assert (summary.state, summary.exit_code, summary.num_left) == ("stopped", 3, 0)
+    assert summary.stopped_by == f"no clip can be written to {tmp_path / 'out'}"
+
+
 def test_rows_of_equal_content_each_have_their_own_tries(tmp_path):
     rows = [{**row, "prompt": "the same", "seed": 7} for row in rows_of("a", "b", "c")]
     render(tmp_path, rows, knobs=Knobs(non_finite_on=frozenset("abc")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,11 +16,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+import jobs.verification.verify
 from jobs.lock import run_lock
 from jobs.verification.sides import _skipped_frac
 from jobs.verification.table import notes
 from jobs.verification.verify import Verification, _manifest_rows, verify
-from manifests.errors import Busy, ManifestError, UnreadableManifest, UsageError
+from manifests.errors import Busy, LedgerError, ManifestError, UnreadableManifest, UsageError
 from pipeline.config import NUMERICS
 from storage.ledger import Ledger
 from storage.video import probe
@@ -66,24 +68,31 @@ def failed(verification: Verification) -> list[str]:
 
 
 def test_equal_clips_pass_and_both_sides_are_delivered(same: tuple[Path, Verification]) -> None:
-    folder, found = same
+    _, found = same
     facts = found.facts
+    assert found.page is not None
     assert (found.passed, found.exit_code, failed(found)) == (True, 0, [])
     assert (facts["num_clips"], facts["num_identical"], facts["num_missing"]) == (3, 3, 0)
     assert "3 of 3 clips are equal to the last bit: preset fast changed nothing here" in notes(facts)
     assert (facts["psnr_db"]["median"], facts["ssim"]["median"]) == (None, pytest.approx(1))
     for clip in facts["clips"]:
         files = [clip[side]["file"] for side in ("reference", "candidate")]
-        assert [Path(file).parts[:2] for file in files] == [("verify", "reference"), ("verify", "candidate")]
-        assert [probe(folder / "out" / file).num_frames for file in files] == [5, 5]
+        assert [Path(file).parts[0] for file in files] == ["reference", "candidate"]
+        assert [probe(found.page.parent / file).num_frames for file in files] == [5, 5]
 
 
 def test_frames_are_compared_before_any_encoder_and_then_removed(tmp_path: Path) -> None:
     found = verified(tmp_path, knobs=Knobs(brighter={"fast": 3}), crf=51)
+    assert found.page is not None
     # Two thirds of all samples, each 3 levels away: nothing that crf 51 would have left.
     assert found.facts["psnr_db"]["median"] == pytest.approx(40.3486, abs=1e-3)
     assert found.facts["psnr_db"]["least"] == found.facts["psnr_db"]["most"]
-    assert list((tmp_path / "out" / "verify").rglob("*.i420")) == []
+    assert sorted(path.name for path in found.page.parent.iterdir()) == [
+        "candidate",
+        "reference",
+        "verify.html",
+        "verify.json",
+    ]
 
 
 def test_both_sides_have_the_same_noise_whatever_else_a_row_says(tmp_path: Path) -> None:
@@ -161,24 +170,101 @@ def test_the_verdict_is_in_the_ledger_with_what_it_is_of(worse: tuple[Path, Veri
     assert query(folder, "SELECT count(*) FROM runs") == [(0,)]
 
 
-def test_another_verification_replaces_the_files_of_the_last(
-    same: tuple[Path, Verification], tmp_path: Path
+def test_the_same_comparison_replaces_its_files_and_another_lies_beside_them(tmp_path: Path) -> None:
+    manifest = str(write_manifest(tmp_path, ROWS))
+    work = tmp_path / "out" / "verify" / ".partial"
+    work.mkdir(parents=True)
+    (work / "killed.i420").touch()
+
+    def verify_as(preset: str, num_clips: int) -> Path:
+        settings, console = settings_for(tmp_path, preset=preset), Console(quiet=True)
+        found = verify(
+            settings, manifest=manifest, num_clips=num_clips, console=console, factory=Knobs().renderer()
+        )
+        assert found.page is not None
+        assert found.page == tmp_path / "out" / found.facts["folder"] / "verify.html"
+        return found.page.parent
+
+    first, fp8, again = verify_as("fast", 3), verify_as("fp8", 1), verify_as("fast", 2)
+    assert (first == again, first == fp8) == (True, False)
+    assert fp8.name.startswith("builtin_fp8_against_builtin_exact_on_manifest.parquet.")
+    assert sorted(work.parent.iterdir()) == sorted([first, fp8])
+    assert (len(list(first.rglob("*.mp4"))), len(list(fp8.rglob("*.mp4")))) == (4, 2)
+    assert query(tmp_path, "SELECT count(*) FROM verifications") == [(3,)]
+
+
+def test_what_is_to_be_rendered_is_said_before_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(same[0], tmp_path, dirs_exist_ok=True)
-    found = verified(tmp_path, ROWS[:1], knobs=Knobs(log=tmp_path / "log"))
-    assert [batch["ids"] for batch in read_log(tmp_path / "log")] == [["a"], ["a"]]
-    assert found.facts["num_clips"] == 1
-    assert len(list((tmp_path / "out" / "verify").rglob("*.mp4"))) == 2
-    assert query(tmp_path, "SELECT count(*) FROM verifications") == [(2,)]
+    verified(tmp_path, ROWS[:1], console=Console(stderr=True))
+    said = capsys.readouterr().err.splitlines()
+    wanted = f"builtin, fast against builtin, exact: 2 clips of {tmp_path / 'manifest.parquet'} to render"
+    assert said[1:3] == [f"{wanted}; `--clips` compares fewer", "reference: builtin, exact, 1 clip"]
+    assert "comparing 1 pair of clips" in said
+    verified(tmp_path, ROWS, num_clips=1, console=Console(stderr=True))
+    assert capsys.readouterr().err.splitlines()[1] == wanted
 
 
-def test_a_folder_that_is_not_ours_is_kept(tmp_path: Path) -> None:
-    mine = tmp_path / "out" / "verify" / "mine.txt"
-    mine.parent.mkdir(parents=True)
-    mine.touch()
-    with pytest.raises(UsageError, match="not a folder of `vgbatch verify`"):
-        verified(tmp_path)
-    assert mine.exists()
+# ---- a full disk ------------------------------------------------------------------------------------
+
+
+def full(path: Path) -> str:
+    return f"no clip can be written to {path}"
+
+
+@pytest.mark.parametrize("num_clips", [1, 3])
+def test_a_disk_that_is_full_stops_it_as_it_stops_a_run_and_keeps_the_last_results(
+    same: tuple[Path, Verification], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_clips: int
+) -> None:
+    folder, _ = same
+    manifest, results = str(folder / "manifest.parquet"), folder / "out" / "verify"
+    before = sorted(results.rglob("*"))
+    found = verify(
+        settings_for(folder, preset="fast"),
+        manifest=manifest,
+        num_clips=num_clips,
+        console=Console(quiet=True),
+        factory=Knobs(full_frames=True).renderer(),
+    )
+    reason = full(results / ".partial" / "reference")
+    assert (found.passed, found.kept, found.exit_code, found.page) == (False, False, 3, None)
+    assert found.facts == {"passed": False, "stopped_by": reason}
+    assert sorted(results.rglob("*")) == before
+
+
+def test_a_disk_that_is_full_between_the_sides_stops_it_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Ledger.create
+
+    def refuse(self: Ledger) -> None:
+        if self.path.parent.name == "candidate":
+            raise LedgerError("the ledger cannot be written: No space left on device")
+        create(self)
+
+    monkeypatch.setattr(Ledger, "create", refuse)
+    found = verified(tmp_path, ROWS[:1])
+    reason = full(tmp_path / "out" / "verify" / ".partial" / "candidate")
+    assert (found.exit_code, found.facts) == (3, {"passed": False, "stopped_by": reason})
+
+
+def test_a_verdict_that_cannot_be_kept_is_still_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse_row(*args: Any) -> None:
+        raise LedgerError("the ledger cannot be written: no space")
+
+    monkeypatch.setattr(jobs.verification.verify, "publish", refuse)
+    monkeypatch.setattr(Ledger, "add_verification", refuse_row)
+    found = verified(tmp_path, ROWS[:1], console=Console(stderr=True))
+    assert (found.passed, found.kept, found.exit_code, found.page) == (True, False, 3, None)
+    assert (found.facts["folder"], found.facts["num_clips"]) == (None, 1)
+    warnings = [said for said in capsys.readouterr().err.splitlines() if said.startswith("warning: ")]
+    assert warnings[0].endswith(" cannot be written: No space left on device")
+    assert warnings[1] == "warning: the ledger cannot be written: no space"
 
 
 def test_captions_of_a_known_truth_are_the_built_in_models_prompts(tmp_path: Path) -> None:
@@ -315,9 +401,8 @@ def test_the_command_prints_a_table_and_exits_as_the_gate_says(tmp_path: Path) -
     assert code == 3, err
     cells = [entry.split() for entry in out.splitlines()]
     assert ["median", "PSNR", "20.35", "dB", "at", "least", "25", "dB", "FAILED"] in cells
-    page = tmp_path / "out" / "verify.html"
+    (page,) = (tmp_path / "out" / "verify").glob("*/verify.html")
     assert out.splitlines()[-1] == f"failed: median PSNR; the clips side by side, worst first: {page}"
-    assert page.exists()
     assert "never verified" not in err
 
 
@@ -326,7 +411,8 @@ def test_json_is_what_the_file_holds(tmp_path: Path) -> None:
     code, out, err = vgbatch("verify", "manifest.parquet", "--clips", "1", "--json", folder=tmp_path)
     assert code == 0, err
     facts = json.loads(out)
-    assert facts == json.loads((tmp_path / "out" / "verify.json").read_text(encoding="utf-8"))
+    kept = tmp_path / "out" / facts["folder"] / "verify.json"
+    assert facts == json.loads(kept.read_text(encoding="utf-8"))
     assert (facts["num_clips"], facts["candidate"]["preset"], facts["passed"]) == (1, "exact", True)
 
 
@@ -350,9 +436,8 @@ def test_ctrl_c_ends_it_without_a_verdict(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == "stopped by SIGINT: nothing is verified, the same command begins anew\n"
-    assert not (tmp_path / "out" / "verify.json").exists()
+    assert list((tmp_path / "out" / "verify").iterdir()) == []
     assert query(tmp_path, "SELECT count(*) FROM verifications") == [(0,)]
-    assert list((tmp_path / "out" / "verify").rglob("frames")) == []
 
 
 def test_steps_that_were_skipped_are_a_share_of_all() -> None:

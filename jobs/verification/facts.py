@@ -23,7 +23,7 @@ class Evidence:
     """Everything that was rendered and compared. reference, candidate: in the order of their names below.
 
     compared: of clips that both sides rendered. truths: what clips must show, by id, where that is known.
-    vmaf_note: why there is no VMAF, if so. out: what names of files are relative to.
+    vmaf_note: why there is no VMAF, if so. folder: what names of files are relative to.
     """
 
     reference: Side
@@ -34,7 +34,7 @@ class Evidence:
     truths: Mapping[str, Case]
     limits: Limits
     vmaf_note: str | None
-    out: Path
+    folder: Path
 
     @property
     def num_missing(self) -> int:
@@ -144,8 +144,8 @@ def _clip(row: Mapping[str, Any], one: Compared | None, evidence: Evidence) -> d
     return {
         **row,
         "truth": [getattr(truth, aspect) for aspect in ASPECTS] if truth else None,
-        "reference": _clip_side(id, reference, one.reference if one else None, evidence.out),
-        "candidate": _clip_side(id, candidate, one.candidate if one else None, evidence.out),
+        "reference": _clip_side(id, reference, one.reference if one else None, evidence.folder),
+        "candidate": _clip_side(id, candidate, one.candidate if one else None, evidence.folder),
         "is_missing": id in reference.frames and id not in candidate.frames,
         "is_lost": one is not None and one.is_lost,
         "is_identical": difference is not None and difference.psnr_db == math.inf,
@@ -160,10 +160,10 @@ def _clip(row: Mapping[str, Any], one: Compared | None, evidence: Evidence) -> d
     }
 
 
-def _clip_side(id: str, rendered: Rendered, shown: Shown | None, out: Path) -> dict[str, Any]:
+def _clip_side(id: str, rendered: Rendered, shown: Shown | None, folder: Path) -> dict[str, Any]:
     file = rendered.files.get(id)
     return {
-        "file": None if file is None else file.relative_to(out).as_posix(),
+        "file": None if file is None else file.relative_to(folder).as_posix(),
         "reason": rendered.reasons.get(id),
         "shows": [getattr(shown.reading, aspect) for aspect in ASPECTS] if shown else None,
     }

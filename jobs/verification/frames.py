@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from manifests.errors import VideoError
+import numpy as np
+
+from manifests.errors import OutOfSpace, VideoError
 from manifests.job import Batch, Bucket
 from pipeline.rendering import Renderer, Rendering
+from storage.filesystem import is_out_of_space
 
 
 def keep_frames(device: str, *, factory: Callable[[str], Renderer], folder: Path) -> Renderer:
@@ -48,10 +52,15 @@ class FrameKeeper:
         try:
             for clip in rendering.clips:
                 if clip.frames is not None:
-                    clip.frames.tofile(frames_file(self._folder, clip.job_id))
+                    # Not `tofile`, whose error does not say that the disk is full.
+                    frames_file(self._folder, clip.job_id).write_bytes(np.ascontiguousarray(clip.frames).data)
             self._note(rendering)
         except OSError as error:
-            raise VideoError(f"frames cannot be kept in {self._folder}: {error.strerror}") from error
+            # Each clip's, as where one cannot be written: a batch would be tried again on a full disk.
+            kind = OutOfSpace if is_out_of_space(error) else VideoError
+            failure = kind(f"frames cannot be kept in {self._folder}: {error.strerror}")
+            lost = (replace(clip, frames=None, error=failure) for clip in rendering.clips)
+            return replace(rendering, clips=tuple(lost))
         return rendering
 
     def _note(self, rendering: Rendering) -> None:

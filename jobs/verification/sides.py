@@ -19,6 +19,7 @@ from jobs.prepare import Selection, read_settings
 from jobs.runner import RunSummary, build_renderer, choose_devices, run
 from jobs.verification.frames import frames_file, keep_frames, read_notes
 from jobs.worker import RendererFactory
+from manifests.job import Weights
 from manifests.presets import TURBO
 from manifests.reader import Reading, read_parts
 from manifests.sources import Part
@@ -47,6 +48,11 @@ class Side:
     @property
     def jobs(self) -> pa.Table:
         return self.reading.jobs
+
+
+def describe(side: Side) -> str:
+    """`builtin with style.safetensors, fast`."""
+    return f"{Weights(side.model, side.lora)}, {side.preset}"
 
 
 @dataclass(frozen=True, kw_only=True)

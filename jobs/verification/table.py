@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.terminal import line
-from jobs.views import counted
 from manifests.job import Weights
+from manifests.wording import counted
 
 # By name of the facts: what people call it, its unit, and with how many digits.
 LIKENESS = {
@@ -25,8 +25,8 @@ SPREAD = ("likeness", "median", "least", "most")
 GATE = ("gate", "measured", "limit", "")
 
 
-def show_verification(facts: Mapping[str, Any], console: Console, *, page: Path) -> None:
-    """facts: of a Verification."""
+def show_verification(facts: Mapping[str, Any], console: Console, *, page: Path | None) -> None:
+    """facts, page: of a Verification."""
     if facts.get("stopped_by"):
         line(console, f"stopped by {facts['stopped_by']}: nothing is verified, the same command begins anew")
         return
@@ -38,7 +38,8 @@ def show_verification(facts: Mapping[str, Any], console: Console, *, page: Path)
     _show_table(GATE, [check_cells(check) for check in facts["checks"]], console)
     for note in notes(facts):
         line(console, note)
-    line(console, f"{verdict(facts)}; the clips side by side, worst first: {page}")
+    where = f"; the clips side by side, worst first: {page}" if page else ""
+    line(console, f"{verdict(facts)}{where}")
 
 
 def headline(facts: Mapping[str, Any]) -> str:

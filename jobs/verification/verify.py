@@ -1,7 +1,7 @@
 """`vgbatch verify`: the same prompts and noise, rendered by two sides, and a gate on what differs.
 
-Both sides are runs with folders and ledgers of their own below `<out>/verify`, so what renders, retries and
-encodes them is what does it every night. Their frames are kept as the engine gave them, before any encoder.
+Both sides are runs with folders and ledgers of their own, so what renders, retries and encodes them is what
+does it every night. Their frames are kept as the engine gave them, before any encoder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -27,15 +26,16 @@ from jobs.prepare import find_models
 from jobs.runner import new_run_id
 from jobs.terminal import line
 from jobs.verification.facts import Evidence, findings
-from jobs.verification.page import write_page
+from jobs.verification.folder import PAGE_NAME, publish, results_folder, work_folder
 from jobs.verification.pairs import KeptClip, Pair, compare_pairs
-from jobs.verification.sides import Rendered, Side, read_side, render_side
+from jobs.verification.sides import Rendered, Side, describe, read_side, render_side
 from jobs.views import rejected_facts, show_rejected
 from jobs.worker import RendererFactory
-from manifests.errors import RunError, UsageError
+from manifests.errors import LedgerError, UsageError
 from manifests.job import Weights
 from manifests.presets import EXACT, PRESETS, TURBO
 from manifests.sources import naming, open_parts
+from manifests.wording import counted
 from pipeline.config import NUMERICS
 from pipeline.models.lora_files import without_few_step
 from pipeline.models.tiny.captions import Case
@@ -52,18 +52,19 @@ from storage.ledger import Ledger
 from storage.rows import VerificationRow
 from storage.vmaf import LEAST_SIDE, has_vmaf
 
-FOLDER, FACTS_NAME, PAGE_NAME = "verify", "verify.json", "verify.html"
-_MARK = ".vgbatch-verify"  # in a folder that is ours to empty
-
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What came of it. exit_code: 0 passed, 3 not, 130 or 143 stopped by a signal. facts: JSON-ready; when
-    stopped, none but `passed` and `stopped_by`."""
+    """What came of it. exit_code: 0 passed and kept, 3 not, 130 or 143 stopped by a signal. facts:
+    JSON-ready; when stopped, none but `passed` and `stopped_by`. kept: whether there is a verdict, with its
+    page and its row in the ledger; on any other nothing may rest. page: None where there is none.
+    """
 
     passed: bool
     exit_code: int
     facts: dict[str, Any]
+    kept: bool = True
+    page: Path | None = None
 
 
 def verify(
@@ -123,19 +124,29 @@ def verify(
             factory=factory,
             prompts=prompts,
         )
-        facts = session.compare(reference, candidate)
-        if facts.get("stopped_by"):
-            return Verification(passed=False, exit_code=facts.pop("exit_code"), facts=facts)
-        facts = {
-            "verification_id": verification_id,
-            "verified_at": datetime.now(UTC).isoformat(),
-            "prompts": prompts.name,
-            "numerics": NUMERICS,
-            **facts,
-        }
-        _write(facts, settings=settings)
-        ledger.add_verification(_row(facts))
-        return Verification(passed=facts["passed"], exit_code=0 if facts["passed"] else 3, facts=facts)
+        line(console, _task(reference, candidate, prompts=prompts, is_cut=num_clips is not None))
+        with work_folder(settings.out) as work:
+            try:
+                facts = session.compare(reference, candidate, folder=work)
+            except _Stopped as stopped:
+                facts = {"passed": False, "stopped_by": stopped.reason}
+                return Verification(passed=False, exit_code=stopped.exit_code, facts=facts, kept=False)
+            facts = {
+                "verification_id": verification_id,
+                "verified_at": datetime.now(UTC).isoformat(),
+                "prompts": prompts.name,
+                "numerics": NUMERICS,
+                "folder": results_folder(reference, candidate, prompts=prompts.name).as_posix(),
+                **facts,
+            }
+            kept = _keep(facts, work=work, out=settings.out, ledger=ledger, console=console)
+        return Verification(
+            passed=facts["passed"],
+            exit_code=0 if facts["passed"] and kept else 3,
+            facts=facts,
+            kept=kept,
+            page=settings.out / facts["folder"] / PAGE_NAME if facts["folder"] else None,
+        )
 
 
 def _require_preset(name: str) -> None:
@@ -241,7 +252,22 @@ def _read_sides(
     return first, read(rows, "candidate", candidate, first.jobs["row"])
 
 
+def _task(reference: Side, candidate: Side, *, prompts: _Prompts, is_cut: bool) -> str:
+    """What is about to be rendered, said before it is."""
+    clips = counted(reference.jobs.num_rows + candidate.jobs.num_rows, "clip", "clips")
+    fewer = "" if is_cut else "; `--clips` compares fewer"
+    return f"{describe(candidate)} against {describe(reference)}: {clips} of {prompts.name} to render{fewer}"
+
+
 # ---- rendering and comparing ------------------------------------------------------------------------
+
+
+class _Stopped(Exception):
+    """A side was not rendered to its end: by a signal, or as its folder or ledger is full or gone."""
+
+    def __init__(self, reason: str, *, exit_code: int) -> None:
+        super().__init__(reason)
+        self.reason, self.exit_code = reason, exit_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,44 +281,45 @@ class _Session:
     factory: RendererFactory | None
     prompts: _Prompts
 
-    def compare(self, reference: Side, candidate: Side) -> dict[str, Any]:
-        """The findings, or how it was stopped. Frames are gone when it returns."""
-        folder = _emptied(self.settings.out)
+    def compare(self, reference: Side, candidate: Side, *, folder: Path) -> dict[str, Any]:
+        """The findings. Raises _Stopped. Frames are gone when it returns."""
         frames = folder / "frames"
-        try:
-            rendered = []
-            for side in (reference, candidate):
-                line(self.console, f"{side.name}: {describe(side)}, {side.jobs.num_rows} clips")
-                rendered.append(self._render(side, folder=folder, frames=frames / side.name))
-                if rendered[-1].summary.exit_code > 128:
-                    summary = rendered[-1].summary
-                    return {
-                        "passed": False,
-                        "stopped_by": summary.stopped_by,
-                        "exit_code": summary.exit_code,
-                    }
-            return self._findings(reference, candidate, *rendered)
-        finally:
-            with suppress(OSError):
-                shutil.rmtree(frames)
+        rendered = [self._render(side, folder=folder, frames=frames) for side in (reference, candidate)]
+        found = self._findings(reference, candidate, *rendered, folder=folder)
+        shutil.rmtree(frames)
+        return found
 
     def _render(self, side: Side, *, folder: Path, frames: Path) -> Rendered:
-        rendered = render_side(
-            side,
-            settings=self.settings,
-            folder=folder / side.name,
-            frames=frames,
-            models=self.models,
-            console=self.console,
-            command=self.command,
-            factory=self.factory,
-        )
-        if rendered.summary.num_left and rendered.summary.exit_code < 128:
-            raise RunError(f"the {side.name} was not rendered to its end: {rendered.summary.stopped_by}")
+        clips = counted(side.jobs.num_rows, "clip", "clips")
+        line(self.console, f"{side.name}: {describe(side)}, {clips}")
+        try:
+            rendered = render_side(
+                side,
+                settings=self.settings,
+                folder=folder / side.name,
+                frames=frames / side.name,
+                models=self.models,
+                console=self.console,
+                command=self.command,
+                factory=self.factory,
+            )
+        except (LedgerError, UsageError, OSError) as error:
+            # Of a folder that was made a moment ago: the disk is full or gone, as a run finds it midway.
+            line(self.console, f"warning: {error}")
+            raise _Stopped(f"no clip can be written to {folder / side.name}", exit_code=3) from error
+        summary = rendered.summary
+        if summary.stopped_by is not None:
+            raise _Stopped(summary.stopped_by, exit_code=summary.exit_code)
         return rendered
 
     def _findings(
-        self, reference: Side, candidate: Side, rendered_reference: Rendered, rendered_candidate: Rendered
+        self,
+        reference: Side,
+        candidate: Side,
+        rendered_reference: Rendered,
+        rendered_candidate: Rendered,
+        *,
+        folder: Path,
     ) -> dict[str, Any]:
         theirs, ours = _kept(reference, rendered_reference), _kept(candidate, rendered_candidate)
         both = [id for id in theirs if id in ours]
@@ -307,7 +334,7 @@ class _Session:
             )
             for id in both
         ]
-        line(self.console, f"comparing {len(pairs)} pairs of clips")
+        line(self.console, f"comparing {counted(len(pairs), 'pair', 'pairs')} of clips")
         evidence = Evidence(
             reference=reference,
             candidate=candidate,
@@ -321,37 +348,9 @@ class _Session:
                 same_weights=candidate.revision == reference.revision,
             ),
             vmaf_note=vmaf_note,
-            out=self.settings.out,
+            folder=folder,
         )
         return {"gpu_name": rendered_candidate.gpu_name, **findings(evidence)}
-
-
-def describe(side: Side) -> str:
-    """`builtin with style.safetensors, fast`."""
-    return f"{Weights(side.model, side.lora)}, {side.preset}"
-
-
-def _emptied(out: Path) -> Path:
-    """The folder for both sides, without what the last verification left. UsageError where it is not ours."""
-    folder = out / FOLDER
-    mark = folder / _MARK
-    if folder.exists() and not mark.exists():
-        raise UsageError(
-            f"not a folder of `vgbatch verify`, which would empty it: {folder}",
-            hint="move it away, or give another one with `--out`",
-        )
-    try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        for name in (FACTS_NAME, PAGE_NAME):
-            (out / name).unlink(missing_ok=True)
-        folder.mkdir()
-        mark.touch()
-    except OSError as error:
-        raise UsageError(
-            f"cannot be emptied ({error.strerror}): {folder}", hint="give another folder with `--out`"
-        ) from error
-    return folder
 
 
 def _kept(side: Side, rendered: Rendered) -> dict[str, KeptClip]:
@@ -375,13 +374,21 @@ def _vmaf_note(clips: Sequence[KeptClip]) -> str | None:
 # ---- what is kept -----------------------------------------------------------------------------------
 
 
-def _write(facts: Mapping[str, Any], *, settings: Settings) -> None:
+def _keep(facts: dict[str, Any], *, work: Path, out: Path, ledger: Ledger, console: Console) -> bool:
+    """Whether page and ledger have it. Where not, that is said, and the verdict still is: it was paid for."""
+    kept = True
+    final = out / facts["folder"]
     try:
-        text = json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
-        (settings.out / FACTS_NAME).write_text(text + "\n", encoding="utf-8")
-        write_page(facts, settings.out / PAGE_NAME)
+        publish(work, final, facts=facts)
     except OSError as error:
-        raise RunError(f"the result cannot be written to {settings.out}: {error.strerror}") from error
+        line(console, f"warning: {final} cannot be written: {error.strerror}")
+        facts["folder"], kept = None, False
+    try:
+        ledger.add_verification(_row(facts))
+    except LedgerError as error:
+        line(console, f"warning: {error.message}")
+        kept = False
+    return kept
 
 
 def _row(facts: Mapping[str, Any]) -> VerificationRow:
