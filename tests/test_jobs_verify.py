@@ -164,6 +164,7 @@ def test_the_verdict_is_in_the_ledger_with_what_it_is_of(worse: tuple[Path, Veri
     assert (row.verification_id, row.passed, row.num_clips) == (found.facts["verification_id"], False, 3)
     assert (row.model, row.reference_model, row.reference_preset) == ("builtin", "builtin", "exact")
     kept = json.loads(row.result)
+    assert kept["verdict"].startswith("failed: median PSNR; not asked for: adherence lost")
     assert kept["psnr_db"] == found.facts["psnr_db"]
     assert "clips" not in kept
     # No run of its own is in the reports.
@@ -315,8 +316,10 @@ def test_two_models_are_compared_on_the_rows_that_both_can_render(
         "clips without frames",
         "black clips",
         "frozen clips",
+        "median PSNR",
+        "median SSIM",
         "adherence lost",
-        "adherence lost, 95 % bound",
+        "adherence lost (95 % bound)",
     ]
 
 
@@ -402,7 +405,10 @@ def test_the_command_prints_a_table_and_exits_as_the_gate_says(tmp_path: Path) -
     cells = [entry.split() for entry in out.splitlines()]
     assert ["median", "PSNR", "20.35", "dB", "at", "least", "25", "dB", "FAILED"] in cells
     (page,) = (tmp_path / "out" / "verify").glob("*/verify.html")
-    assert out.splitlines()[-1] == f"failed: median PSNR; the clips side by side, worst first: {page}"
+    assert out.splitlines()[-2:] == [
+        "failed: median PSNR; not asked for: adherence lost, adherence lost (95 % bound)",
+        f"the clips side by side, worst first: {page}",
+    ]
     assert "never verified" not in err
 
 

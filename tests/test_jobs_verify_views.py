@@ -29,8 +29,8 @@ CLIP = {
     "width": 64,
     "height": 96,
     "truth": ["red", "circle", "up"],
-    "reference": {"file": "verify/reference/a.mp4", "reason": None, "shows": ["red", "circle", "up"]},
-    "candidate": {"file": "verify/candidate/a.mp4", "reason": None, "shows": ["red", None, "down"]},
+    "reference": {"file": "reference/a.mp4", "reason": None, "shows": ["red", "circle", "up"]},
+    "candidate": {"file": "candidate/a.mp4", "reason": None, "shows": ["red", None, "down"]},
     "is_missing": False,
     "is_lost": True,
     "is_identical": False,
@@ -57,13 +57,17 @@ FACTS: dict[str, Any] = {
     "numerics": "exact-5",
     "gpu_name": "NVIDIA H200",
     "passed": False,
+    "verdict": "failed: median PSNR",
+    "folder": "verify/fast",
     "checks": [
         {"name": "median PSNR", "value": 24.03, "relation": "at least", "limit": 25.0, "unit": "dB"}
         | {"passed": False, "note": None},
         {"name": "adherence lost", "value": 0.015, "relation": "at most", "limit": 0.02, "unit": "share"}
         | {"passed": True, "note": None},
-        {"name": "adherence lost, 95 % bound", "value": 0.0312, "relation": "at most", "limit": 0.04}
+        {"name": "adherence lost (95 % bound)", "value": 0.0312, "relation": "at most", "limit": 0.04}
         | {"unit": "share", "passed": None, "note": "3 clips are too few for it: 68 would do"},
+        {"name": "median SSIM", "value": 0.91, "relation": "at least", "limit": None, "unit": ""}
+        | {"passed": None, "note": "few steps make another video"},
     ],
     "reference": SIDE | {"preset": "exact"},
     "candidate": SIDE | {"preset": "fast", "lora": "style", "clip_s": 0.5, "skipped_frac": 0.3125},
@@ -112,14 +116,17 @@ def test_the_table_holds_every_figure_and_the_verdict() -> None:
         "gate measured limit",
         "median PSNR 24.03 dB at least 25 dB FAILED",
         "adherence lost 1.5 points at most 2 points passed",
-        "adherence lost, 95 % bound 3.1 points at most 4 points not asked",
-        "adherence lost, 95 % bound was not asked for: 3 clips are too few for it: 68 would do",
+        "adherence lost (95 % bound) 3.1 points at most 4 points not asked",
+        "median SSIM 0.91 not asked",
+        "adherence lost (95 % bound) was not asked for: 3 clips are too few for it: 68 would do",
+        "median SSIM was not asked for: few steps make another video",
         "4 of 600 clips are equal to the last bit",
         "1 prompt left out: the reference has no clip of them",
         "VMAF says nothing of clips below 480p",
         "forwards of the transformer that the candidate left out: 31.2%",
         "seconds of a device for a clip: 1.25 reference, 0.5 candidate",
-        "failed: median PSNR; the clips side by side, worst first: out/verify.html",
+        "failed: median PSNR",
+        "the clips side by side, worst first: out/verify.html",
     ]
 
 
@@ -151,7 +158,7 @@ def test_the_page_is_whole_and_needs_nothing_but_its_clips(tmp_path: Path) -> No
     nesting = Nesting()
     nesting.feed(text)
     assert nesting.open == []
-    assert re.findall(r"(?:src|href)='([^']*)'", text) == ["verify/reference/a.mp4", "verify/candidate/a.mp4"]
+    assert re.findall(r"(?:src|href)='([^']*)'", text) == ["reference/a.mp4", "candidate/a.mp4"]
     assert not re.search(r"https?:|url\(|@import", text)
     assert "color-scheme: light dark" in text
     assert "width=device-width" in text
@@ -160,6 +167,7 @@ def test_the_page_is_whole_and_needs_nothing_but_its_clips(tmp_path: Path) -> No
 def test_the_page_says_what_is_wrong_in_words(tmp_path: Path) -> None:
     text = page(tmp_path, FACTS)
     assert "failed: median PSNR" in text
+    assert "median SSIM was not asked for: few steps make another video" in text
     assert "14 frozen frames" in text
     assert "no longer shows what it should" in text
     assert "no shape, not circle" in text
@@ -169,10 +177,10 @@ def test_the_page_says_what_is_wrong_in_words(tmp_path: Path) -> None:
 
 def test_whatever_a_prompt_or_a_name_holds_is_text(tmp_path: Path) -> None:
     hostile = {**CLIP, "id": "<script>", "prompt": "</article><script>alert(1)</script>"}
-    hostile["reference"] = {"file": "verify/reference/a'b #1.mp4", "reason": None, "shows": None}
+    hostile["reference"] = {"file": "reference/a'b #1.mp4", "reason": None, "shows": None}
     text = page(tmp_path, facts(clips=[hostile], prompts="<b>.parquet"))
     assert "<script>alert" not in text
-    assert "verify/reference/a%27b%20%231.mp4" in text
+    assert "reference/a%27b%20%231.mp4" in text
     assert "&lt;b&gt;.parquet" in text
     assert "a red ball &lt;rises&gt; &amp; &quot;falls&quot;" in page(tmp_path, FACTS)
 

@@ -10,9 +10,10 @@ import pytest
 
 from manifests.presets import PRESETS
 from pipeline.quality.compare import Difference
-from pipeline.quality.gate import Limits, has_passed, judge, limits_of
+from pipeline.quality.gate import Limits, has_passed, judge, limits_of, verdict
 from pipeline.quality.paired import PairedShares, interval, paired_shares
 
+NOTHING = Limits(why_unlike="no limit is set for it here")
 FINE = Difference(psnr_db=40.0, ssim=0.99, flicker_ratio=1.0, num_black=0, num_frozen=0, num_frames=17)
 
 
@@ -36,16 +37,16 @@ def shares(*, lost: int, gained: int, num_clips: int) -> PairedShares:
 def test_every_preset_has_its_limits() -> None:
     as_fast = Limits(lost_frac=0.02, interval_frac=0.04, psnr_db=25.0, ssim=0.9)
     wanted = dict.fromkeys(PRESETS, as_fast) | {
-        "exact": Limits(),
+        "exact": NOTHING,
         "fp8": Limits(lost_frac=0.01, interval_frac=0.02, psnr_db=30.0),
-        "turbo": Limits(lost_frac=0.1),
+        "turbo": Limits(lost_frac=0.1, why_unlike="few steps make another video of the same noise"),
     }
     assert {preset: gate(preset) for preset in PRESETS} == wanted
 
 
 def test_nothing_is_asked_of_the_same_weights_in_the_same_preset() -> None:
     for preset in PRESETS:
-        assert limits_of(preset, against=preset, same_weights=True) == Limits()
+        assert limits_of(preset, against=preset, same_weights=True) == NOTHING
 
 
 def test_other_weights_must_show_what_is_asked_for_but_look_alike_in_no_preset() -> None:
@@ -54,6 +55,7 @@ def test_other_weights_must_show_what_is_asked_for_but_look_alike_in_no_preset()
             limits = limits_of(preset, against=against, same_weights=False)
             assert limits.lost_frac is not None, (preset, against)
             assert limits.psnr_db is limits.ssim is None
+            assert limits.why_unlike is not None
     assert limits_of("exact", against="exact", same_weights=False).interval_frac == 0.04
 
 
@@ -133,6 +135,36 @@ def test_without_a_known_truth_adherence_is_not_asked_for() -> None:
         (None, "nobody knows what these prompts must show")
     ] * 2
     assert has_passed(checks)
+
+
+def test_what_is_not_judged_is_said_with_what_is() -> None:
+    """Of few-step clips of a user's own prompts neither likeness nor adherence is known."""
+    present = "compared clips, clips without frames, black clips, frozen clips"
+
+    def said(preset: str, clip: Difference = FINE, **given: Any) -> str:
+        return verdict(judge([clip], limits=gate(preset), **{"num_missing": 0, "adherence": None, **given}))
+
+    unlike = replace(FINE, psnr_db=9.0, ssim=0.1)
+    assert said("turbo", unlike) == (
+        f"passed: {present}; not asked for: median PSNR, median SSIM, adherence lost"
+    )
+    checks = judge([unlike], num_missing=0, adherence=None, limits=gate("turbo"))
+    likeness = [check for check in checks if check.name.startswith("median")]
+    assert [(check.value, check.limit, check.note) for check in likeness] == [
+        (9.0, None, "few steps make another video of the same noise"),
+        (0.1, None, "few steps make another video of the same noise"),
+    ]
+    asked = shares(lost=0, gained=0, num_clips=200)
+    assert said("turbo", adherence=asked).endswith("adherence lost; not asked for: median PSNR, median SSIM")
+    assert said("exact", adherence=asked).endswith("not asked for: median PSNR, median SSIM, adherence lost")
+    assert said("fast", adherence=asked) == said("fp8", adherence=asked) == "passed"
+    assert said("fast", unlike, num_missing=1, adherence=asked) == (
+        "failed: clips without frames, median PSNR, median SSIM"
+    )
+    assert said("turbo", replace(FINE, num_black=1)) == (
+        "failed: black clips; not asked for: median PSNR, median SSIM, adherence lost"
+    )
+    assert "median" not in verdict(judge([], num_missing=1, adherence=None, limits=gate("turbo")))
 
 
 def test_the_interval_is_its_formula() -> None:

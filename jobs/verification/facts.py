@@ -12,7 +12,7 @@ from typing import Any
 from jobs.verification.pairs import ASPECTS, Compared, Shown
 from jobs.verification.sides import Rendered, Side
 from pipeline.models.tiny.captions import Case
-from pipeline.quality.gate import Check, Limits, has_passed, judge
+from pipeline.quality.gate import Check, Limits, has_passed, judge, verdict
 from pipeline.quality.paired import PairedShares, paired_shares
 
 ALL_THREE = "all three"
@@ -60,6 +60,7 @@ def findings(evidence: Evidence) -> dict[str, Any]:
     )
     return {
         "passed": has_passed(checks),
+        "verdict": verdict(checks),
         "checks": [_check_facts(check) for check in checks],
         "reference": _side_facts(evidence.reference, evidence.rendered_reference),
         "candidate": _side_facts(evidence.candidate, evidence.rendered_candidate),

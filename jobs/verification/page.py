@@ -20,7 +20,6 @@ from jobs.verification.table import (
     headline,
     likeness_cells,
     notes,
-    verdict,
 )
 
 # A phone that has to load more videos than this gives up; all figures are in verify.json.
@@ -73,7 +72,7 @@ def _page(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
     yield "<meta name='viewport' content='width=device-width, initial-scale=1'>"
     yield f"<title>{state}: vgbatch verify</title><style>{_STYLE}</style></head><body>\n"
-    yield f"<h1><span class='{state}'>{escape(verdict(facts))}</span></h1>"
+    yield f"<h1><span class='{state}'>{escape(facts['verdict'])}</span></h1>"
     yield f"<p>{escape(headline(facts))}</p>"
     day, _, instant = facts["verified_at"].partition("T")
     yield f"<p class='soft'>{escape(facts['gpu_name'])}, {day} {instant[:5]} UTC, "
