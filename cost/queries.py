@@ -14,7 +14,7 @@ CREATE MACRO slot_ns(total_ns, slot, size) AS total_ns * (slot + 1) // size - to
 CREATE MACRO quarter(instant) AS epoch_us(instant) // 900_000_000;
 CREATE MACRO in_window(us) AS us >= getvariable('since_us') AND us < getvariable('until_us');
 CREATE MACRO label(width, height, frames, steps) AS
-    width || 'x' || height || 'x' || frames || ' ' || steps || ' steps';
+    width || 'x' || height || 'x' || frames || ' ' || steps || if(steps = 1, ' step', ' steps');
 """
 
 # Every offset from UTC in use is a multiple of 15 minutes, so an instant's quarter decides its local date.
@@ -48,7 +48,7 @@ FROM (
 );
 
 CREATE TABLE tries AS
-SELECT run_id, batch, try_number, epoch_us(started_at) AS at_us, day, model, buckets.name AS bucket,
+SELECT run_id, batch, try_number, epoch_us(started_at) AS at_us, day, model, preset, buckets.name AS bucket,
     ns(device_s) AS device_ns, ns(load_s) AS load_ns, coalesce(num_attempts, 0) AS num_attempts,
     num_jobs, size
 FROM (
@@ -62,7 +62,7 @@ LEFT JOIN (SELECT run_id, batch, try_number, count(*) AS num_attempts FROM attem
     USING (run_id, batch, try_number);
 
 CREATE TABLE shares AS
-SELECT run_id, batch, try_number, id, fingerprint, state, at_us, day, model, bucket,
+SELECT run_id, batch, try_number, id, fingerprint, state, at_us, day, model, preset, bucket,
     slot_ns(device_ns, slot, size) AS share_ns
 FROM (
     SELECT *, row_number() OVER (PARTITION BY run_id, batch, try_number ORDER BY id) - 1 AS slot
@@ -82,7 +82,8 @@ SELECT fingerprint, arg_max(price, (started_at, file, "row")) AS price
 FROM jobs JOIN runs USING (run_id) WHERE price IS NOT NULL GROUP BY fingerprint;
 
 CREATE TABLE videos AS
-SELECT run_id, id, fingerprint, epoch_us(delivered_at) AS at_us, day, clips.model, bucket, price,
+SELECT run_id, id, fingerprint, epoch_us(delivered_at) AS at_us, day,
+    clips.model, clips.preset, bucket, price,
     round(num_frames::DOUBLE * fps_den / fps_num * {NS_PER_S})::BIGINT AS clip_ns,
     row_number() OVER (PARTITION BY fingerprint ORDER BY delivered_at, run_id, id) = 1 AS is_first
 FROM clips

@@ -14,6 +14,7 @@ from cost.margin import NS_PER_S, Economics, GpuCost, costs_usd, economics
 from cost.prices import Prices
 from cost.tally import SHARED, Durations, LedgerTables, Tally
 from manifests.errors import UsageError
+from manifests.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,9 @@ def build_report(
     until: datetime | None = None,
     tz: ZoneInfo,
 ) -> Report:
-    """tables: the ledger's runs, jobs, batches, attempts and clips, whole. by: `bucket`, `model`, `day`,
-    `run` or a tag. since <= instant < until, both aware. tz decides only which day an instant is in.
-    UsageError: a tag no job has, an empty window."""
+    """tables: the ledger's runs, jobs, batches, attempts and clips, whole. by: `bucket`, `model`,
+    `preset`, `day`, `run` or a tag. since <= instant < until, both aware. tz decides only which day an
+    instant is in. UsageError: a tag no job has, an empty window."""
     if since is not None and until is not None and since >= until:
         raise UsageError(
             f"--since is not before --until: {since.isoformat()} and {until.isoformat()}",
@@ -127,7 +128,7 @@ def _notes(total: Tally, groups: Sequence[Tally], prices: Prices) -> list[str]:
         notes.append("costs are n/a: `--gpu-price` (USD per GPU-hour) gives them")
     if total.num_unpriced and prices.per_video is None and prices.per_second is None:
         notes.append(
-            f"{total.num_unpriced} of {total.num_videos} videos have no price and earn nothing here:"
+            f"{total.num_unpriced} of {counted(total.num_videos, 'video')} without a price earn nothing here:"
             " `--price-per-video` or `--price-per-second` gives them one"
         )
     if any(group.name == SHARED for group in groups):

@@ -9,8 +9,8 @@ rest. Slot k of n gets floor(T (k + 1) / n) - floor(T k / n) of T nanoseconds, s
 Idle is what a run held beyond its tries and loads; a run whose last heartbeat is older than its last try
 held at least what its tries took, so idle is never negative.
 
-Padding and loading belong to their bucket, model, run and day. What belongs to no single group (idle time
-by bucket or model; idle time, padding and loading by tag) is a group of its own, called SHARED.
+Padding and loading belong to their bucket, model, preset, run and day. What belongs to no single group (idle
+time by bucket, model or preset; idle time, padding and loading by tag) is a group of its own, called SHARED.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class LedgerTables:
         return next(iter(self._tallies(_Grouping(attempt="''", batch="''", run="''", clip="''"))), Tally())
 
     def groups(self, by: str) -> list[Tally]:
-        """by: `bucket`, `model`, `day`, `run`, or else the name of a tag. Days and runs in their order,
-        other groups by GPU time, the largest first; UNTAGGED and SHARED last. UsageError when no job has
-        such a tag."""
+        """by: `bucket`, `model`, `preset`, `day`, `run`, or else the name of a tag. Days and runs in their
+        order, other groups by GPU time, the largest first; UNTAGGED and SHARED last. UsageError when no job
+        has such a tag."""
         if by not in _GROUPINGS:
             self._add_tag(by)
         groups = self._tallies(_GROUPINGS.get(by, _BY_TAG))
@@ -173,6 +173,7 @@ def _everywhere(column: str, *, run: str = "NULL") -> _Grouping:
 _GROUPINGS = {
     "bucket": _everywhere("bucket"),
     "model": _everywhere("model"),
+    "preset": _everywhere("preset"),
     "day": _everywhere("day", run="day"),
     "run": _everywhere("run_id", run="run_id"),
 }

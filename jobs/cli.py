@@ -212,7 +212,7 @@ def report(
     utilization: Annotated[
         str | None, typer.Option("--utilization", help="Share of paid GPU time in use, above 0, at most 1.")
     ] = None,
-    by: Annotated[str | None, typer.Option("--by", help="bucket, model, day, run, or a tag.")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="bucket, model, preset, day, run, or a tag.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="From this date or instant on.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="Before this date or instant.")] = None,
     tz: Annotated[
@@ -326,7 +326,7 @@ def verify(
     preset: PresetOpt = None,
     lora: Annotated[str | None, typer.Option("--lora", help="LoRAs of both sides.")] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="PRESET", help="Preset of the reference.")
+        str, typer.Option("--against", metavar="PRESET", help="Preset of the reference, as in `--preset`.")
     ] = "exact",
     against_model: Annotated[
         str | None, typer.Option("--against-model", help="Model of the reference (default: the same).")

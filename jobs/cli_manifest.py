@@ -17,6 +17,7 @@ from jobs.cli_options import (
     print_json,
     resolve_settings,
 )
+from manifests.wording import counted
 
 if TYPE_CHECKING:
     from jobs.config import Settings
@@ -89,5 +90,6 @@ def _convert(
         print_json(facts)
     else:
         show_rejected(facts["rejected_rows"], messages())
-        print(f"wrote {facts['manifest']}: {facts['rows']} rows, {facts['rejected']} of them rejected")
+        rows = counted(facts["rows"], "row")
+        print(f"wrote {facts['manifest']}: {rows}, {facts['rejected']} of them rejected")
     return 3 if facts["rejected"] else 0

@@ -19,6 +19,7 @@ from jobs.cli_options import (
     print_json,
     resolve_settings,
 )
+from manifests.presets import PRESETS
 
 if TYPE_CHECKING:
     from jobs.registry import Change
@@ -76,7 +77,8 @@ def models_promote(
     alias: AliasArg,
     model: ModelArg,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="Compare in this preset (default: exact).")
+        str | None,
+        typer.Option("--preset", help=f"Compare in this preset: {', '.join(PRESETS)} (default: exact)."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Promote a worse one, or what cannot be compared.")

@@ -8,6 +8,7 @@ from jobs.aliases import Aliases, find_model
 from manifests.errors import ModelError
 from manifests.job import Weights
 from manifests.model_spec import ModelSpec
+from manifests.wording import counted
 from pipeline.config import ModelSource
 from pipeline.memory.residency import is_streamed, smallest_card_bytes
 from pipeline.models.resolve import ResolvedModel
@@ -72,7 +73,9 @@ class Models:
 
 
 def _sampled(source: ModelSource) -> str:
-    return "" if source.recipe is None else f", sampled in {source.recipe.steps} steps: {source.recipe.name}"
+    if source.recipe is None:
+        return ""
+    return f", sampled in {counted(source.recipe.steps, 'step')}: {source.recipe.name}"
 
 
 def _gibibytes(num_bytes: int) -> str:

@@ -55,13 +55,13 @@ def show_probe(facts: Mapping[str, Any], console: Console) -> None:
     if any(bucket["sizes"] for bucket in buckets):
         console.print(_table(buckets))
     if num_chosen := sum(bucket["cap"] is not None for bucket in buckets):
-        caps = counted(num_chosen, "cap", "caps")
+        caps = counted(num_chosen, "cap")
         line(console, f"{caps} measured on {facts['gpu_name']}, for `run` to use")
     for bucket in buckets:
         if bucket["cap"] is None:
             line(console, f"no cap for {bucket_names(bucket)[1]}: {bucket['reason']}")
     if facts["stopped_by"]:
-        left = counted(facts["left"], "bucket", "buckets")
+        left = counted(facts["left"], "bucket")
         line(console, f"stopped by {facts['stopped_by']}: {left} without a cap, the same command begins anew")
 
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from jobs.messages import TaskResult
 from jobs.terminal import printable
 from manifests.planner import Plan
+from manifests.wording import counted
 from storage.rows import Outcome
 
 LINE_EVERY_S = 60.0
@@ -117,7 +118,8 @@ class RunProgress:
             self._bar.update(self._bar_task, completed=done, detail=self._detail())
         elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:
             self._last_line_s = time.monotonic()
-            self.say(f"{self.num_delivered + self.num_failed} of {self._num_jobs} jobs, {self._detail()}")
+            jobs = counted(self._num_jobs, "job")
+            self.say(f"{self.num_delivered + self.num_failed} of {jobs}, {self._detail()}")
 
     def _detail(self) -> str:
         elapsed_s = time.monotonic() - self._begin_s

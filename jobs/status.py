@@ -10,6 +10,7 @@ from jobs.config import Settings
 from jobs.terminal import line
 from jobs.views import MAX_ROWS_SHOWN, show_mapping
 from manifests.errors import UsageError
+from manifests.wording import counted
 from storage.ledger import Ledger
 
 # As `run` says it.
@@ -85,4 +86,5 @@ def show_job(facts: dict[str, Any], console: Console) -> None:
         if attempt["traceback"]:
             line(console, attempt["traceback"].rstrip())
     if clip is not None:
-        line(console, f"clip {clip['file']}, {clip['num_bytes']} bytes, {clip['num_frames']} frames")
+        frames = counted(clip["num_frames"], "frame")
+        line(console, f"clip {clip['file']}, {clip['num_bytes']} bytes, {frames}")

@@ -116,7 +116,7 @@ def show_plan(planned: Planned, console: Console) -> None:
         console.print(_bucket_table(facts["buckets"][:MAX_ROWS_SHOWN]))
     if len(facts["buckets"]) > MAX_ROWS_SHOWN:
         more = len(facts["buckets"]) - MAX_ROWS_SHOWN
-        line(console, f"{more} more buckets, all of them in `vgbatch plan --json`")
+        line(console, f"{counted(more, 'more bucket')}, all of them in `vgbatch plan --json`")
     line(console, _plan_line(facts))
     for reason, count in facts["render_again"].items():
         line(console, f"again: {_jobs(count)}: {reason}")
@@ -145,7 +145,7 @@ def _plan_line(facts: Mapping[str, Any]) -> str:
 
 def bucket_names(bucket: Mapping[str, Any]) -> tuple[str, str]:
     """Of bucket_settings, for a table: its model with LoRAs, and its size, steps and preset."""
-    size = f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {bucket['steps']} steps"
+    size = f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {counted(bucket['steps'], 'step')}"
     preset = "" if bucket["preset"] == EXACT else f" {bucket['preset']}"
     return str(Weights(bucket["model"], bucket["lora"])), size + preset
 
@@ -209,7 +209,10 @@ def show_rejected(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         line(console, f"rejected: {where}: {row['column']}{value}: {row['reason']}")
     more = len(rows) - MAX_ROWS_SHOWN
     if more > 0:
-        line(console, f"rejected: {more} more rows, all of them in `vgbatch plan --json`")
+        line(
+            console,
+            f"rejected: {counted(more, 'more row')}, all of them in `vgbatch plan --json`",
+        )
 
 
 def _visible(value: str) -> str:
@@ -242,7 +245,7 @@ def show_run(summary: RunSummary, console: Console) -> None:
         per_video_s = summary.device_s / summary.num_delivered
         line(
             console,
-            f"{summary.num_frames} frames, {summary.clip_s:.1f} s of video in "
+            f"{counted(summary.num_frames, 'frame')}, {summary.clip_s:.1f} s of video in "
             f"{format_duration(summary.elapsed_s)}; devices held {format_duration(summary.device_s)}, "
             f"{per_video_s:.2f} s a video",
         )
@@ -289,4 +292,4 @@ def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _jobs(count: int) -> str:
-    return counted(count, "job", "jobs")
+    return counted(count, "job")

@@ -29,6 +29,7 @@ from jobs.messages import (
 )
 from manifests.errors import JobError, OutOfDeviceMemory, OutOfSpace, VgbatchError
 from manifests.job import Job
+from manifests.wording import counted
 from pipeline.rendering import RenderedClip, Renderer, Rendering, StageTimes
 from storage.paths import clip_name, partial_name
 from storage.video import ClipMetadata, VideoSettings, encode_clip
@@ -169,7 +170,8 @@ def _encode(renderer: Renderer, task: Task) -> float:
         renderer.encode(task.batch.bucket, task.texts)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        print(f"warning: {len(task.texts)} prompts could not be encoded ahead: {reason}", file=sys.stderr)
+        prompts = counted(len(task.texts), "prompt")
+        print(f"warning: {prompts} could not be encoded ahead: {reason}", file=sys.stderr)
     return time.monotonic() - begin_s
 
 

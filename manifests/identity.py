@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from manifests.arrays import as_text, concatenated, hex_texts, phrase, sha256_rows
 from manifests.errors import DuplicateIds
+from manifests.wording import counted
 
 FINGERPRINTED = (
     "prompt",
@@ -112,7 +113,9 @@ def require_unique(tables: Sequence[pa.Table]) -> None:
 def _places(table: pa.Table, id: str) -> str:
     rows = table.filter(pc.equal(table["id"], id)).select(["file", "row"])
     places = [f"{row['file']} row {row['row']}" for row in rows.slice(0, 5).to_pylist()]
-    return " and ".join(places) + (f" and {rows.num_rows - 5} more rows" if rows.num_rows > 5 else "")
+    if rows.num_rows > 5:
+        places.append(counted(rows.num_rows - 5, "more row"))
+    return " and ".join(places)
 
 
 _ROWS_AT_ONCE = 8192  # their text stays in cache, and its memory is used again

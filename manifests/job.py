@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from manifests.presets import TURBO
+from manifests.wording import counted
 
 
 class Weights(NamedTuple):
@@ -92,7 +93,7 @@ class Bucket:
     @property
     def label(self) -> str:
         """For people: size, frames and steps."""
-        return f"{self.width}x{self.height}x{self.num_frames} {self.steps} steps"
+        return f"{self.width}x{self.height}x{self.num_frames} {counted(self.steps, 'step')}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

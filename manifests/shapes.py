@@ -13,6 +13,7 @@ from manifests.arrays import Floats, Ints, Mask, phrase
 from manifests.columns import Given, Rates, durations, texts, whole_numbers
 from manifests.model_spec import ModelSpec
 from manifests.rows import Rows
+from manifests.wording import counted
 
 _INT32_MAX = 2**31 - 1
 
@@ -150,17 +151,17 @@ def _delivered_frames(rows: Rows, *, models: RowModels, fps: Rates) -> tuple[Int
     """Frames to deliver, and which rows asked for them by duration."""
     frames = whole_numbers(rows, "num_frames", low=1, high=_INT32_MAX, valid="a whole number of at least 1")
     seconds = durations(rows)
-    counted = _frames_of(seconds, fps)
+    implied = _frames_of(seconds, fps)
     rows.reject(
-        frames.given & seconds.given & (frames.values != counted),
+        frames.given & seconds.given & (frames.values != implied),
         "duration",
         lambda i: (
             f"disagrees with num_frames {frames.values[i]}: at {_rate_text(fps, i)} fps it is "
-            f"{counted[i]} frames; give one of the two"
+            f"{implied[i]} frames; give one of the two"
         ),
     )
     by_duration = seconds.given & ~frames.given
-    default = np.where(by_duration, counted, models.each("default_num_frames"))
+    default = np.where(by_duration, implied, models.each("default_num_frames"))
     return frames.or_default(default), by_duration
 
 
@@ -180,7 +181,7 @@ def _reject_long(rows: Rows, render_frames: Ints, *, models: RowModels, fps: Rat
         spec = models.specs[models.codes[index]]
         most = (spec.max_frames - 1) // spec.temporal * spec.temporal + 1
         seconds = most * fps.den[index] / fps.num[index]
-        at_most = f"at most {most} frames, {seconds:.3g} s at {_rate_text(fps, index)} fps"
+        at_most = f"at most {counted(most, 'frame')}, {seconds:.3g} s at {_rate_text(fps, index)} fps"
         return f"too long; {spec.name} renders {at_most}"
 
     rows.reject(long & asked_by, "duration", reason)

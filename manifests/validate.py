@@ -24,6 +24,7 @@ from manifests.shapes import RowModels, shapes
 from manifests.sources import is_url
 from manifests.table import JOBS_SCHEMA
 from manifests.tags import tag_maps
+from manifests.wording import counted
 
 D = TypeVar("D", str, None)
 
@@ -247,7 +248,8 @@ def _reject_guided_few_steps(rows: Rows, models: RowModels, steps: Given, guidan
         is_few_step & steps.given & (steps.values != models.each("default_steps")),
         "steps",
         lambda i: (
-            f"{models.spec(i).few_step} takes exactly {models.spec(i).default_steps} steps; leave it null"
+            f"{models.spec(i).few_step} takes exactly "
+            f"{counted(models.spec(i).default_steps, 'step')}; leave it null"
         ),
     )
     rows.reject(

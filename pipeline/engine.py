@@ -17,6 +17,7 @@ import torch
 from manifests.errors import NonFiniteOutput, OutOfDeviceMemory
 from manifests.job import Batch, Bucket, Job
 from manifests.presets import EXACT
+from manifests.wording import counted
 from pipeline.config import EngineConfig, ModelSource, resolved
 from pipeline.devices import device_name, let_segments_grow
 from pipeline.embeddings import encoder_revision
@@ -272,7 +273,7 @@ def _within_memory(work: Callable[[Batch], T], batch: Batch, *, device: str) -> 
     # Past the handler, where nothing holds the failed batch's tensors any more: its halves need the room.
     torch.cuda.empty_cache()
     raise OutOfDeviceMemory(
-        f"{device} has too little memory for {batch.size} clips of {batch.bucket.label}: {reason}",
+        f"{device} has too little memory for {counted(batch.size, 'clip')} of {batch.bucket.label}: {reason}",
         hint="ask for a smaller size or fewer frames",
     )
 
@@ -320,7 +321,8 @@ def finished_clip(model: VideoModel, job: Job, latents_1CTHW: torch.Tensor) -> R
     frames = collector.frames()
     if num_wrong > 0:
         error = NonFiniteOutput(
-            f"non-finite output: {int(num_wrong)} values", hint="try another seed or a lower guidance_scale"
+            f"non-finite output: {counted(int(num_wrong), 'value')}",
+            hint="try another seed or a lower guidance_scale",
         )
         return RenderedClip(job_id=job.id, frames=None, error=error)
     return RenderedClip(job_id=job.id, frames=frames)

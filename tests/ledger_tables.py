@@ -146,6 +146,7 @@ class LedgerBuilder:
                         run_id=row.run_id,
                         batch=row.batch,
                         model=row.model,
+                        preset=row.preset,
                         delivered_at=attempt.ended_at,
                     )
 

@@ -170,7 +170,7 @@ def test_the_latest_price_of_a_job_counts_and_goes_before_the_flags() -> None:
     ledger.job("c")
     assert report(ledger).total.value_usd == 7
     assert report(ledger, prices=Prices(per_video=Decimal("0.25"))).total.value_usd == Decimal("7.25")
-    assert any("1 of 3 videos have no price" in note for note in report(ledger).notes)
+    assert any("1 of 3 videos without a price earn" in note for note in report(ledger).notes)
 
 
 def test_a_price_per_second_is_times_the_length_of_the_clip() -> None:
@@ -214,7 +214,7 @@ def test_zero_prices_give_zeros_and_no_margin() -> None:
     assert earning.total.full_load.margin_frac == 1
 
 
-@pytest.mark.parametrize("by", [None, "bucket", "model", "day", "run", "customer"])
+@pytest.mark.parametrize("by", [None, "bucket", "model", "preset", "day", "run", "customer"])
 def test_an_empty_ledger_gives_zeros_and_nothing_per_video(by: str | None) -> None:
     prices = Prices(gpu_per_hour=Decimal("2.5"), per_video=Decimal(1), utilization=Decimal("0.5"))
     made = report(LedgerBuilder(), prices=prices, by=by)
@@ -266,7 +266,7 @@ def test_an_unknown_grouping_names_what_there_is() -> None:
     assert caught.value.hint == "did you mean bucket?"
     with pytest.raises(UsageError) as caught:
         report(ledger, by="zzz")
-    assert "bucket, model, day, run, customer" in str(caught.value.hint)
+    assert "bucket, model, preset, day, run, customer" in str(caught.value.hint)
 
 
 def test_buckets_with_one_label_are_told_apart() -> None:
@@ -283,6 +283,21 @@ def test_buckets_with_one_label_are_told_apart() -> None:
         "832x480x81 4 steps",
         SHARED,
     ]
+
+
+def test_a_preset_has_the_time_the_tries_and_the_videos_of_its_batches() -> None:
+    ledger = LedgerBuilder()
+    ledger.run(device_s=50.0)
+    ledger.batch("ab", device_s=10.0, load_s=2.0)
+    ledger.batch("c", failed="d", batch=1, device_s=20.0, preset="fast")
+    made = report(ledger, by="preset")
+    assert names(made) == ["fast", "exact", SHARED]
+    assert [seconds(line) for line in made.groups] == [
+        parts(useful=10.0, wasted=10.0),
+        parts(useful=10.0, load=2.0),
+        parts(idle=18.0),
+    ]
+    assert [line.tally.num_videos for line in made.groups] == [1, 2, 0]
 
 
 def test_a_batch_without_a_bucket_key_still_counts() -> None:
@@ -418,7 +433,7 @@ def test_parts_groups_and_windows_of_random_ledgers_add_up(seed: int) -> None:
     whole = build_report(tables, prices=prices, tz=zone).total
     assert whole.tally.time.total_ns == exact_total_ns(tables)
     assert whole.tally.num_attempts == tables["attempts"].num_rows
-    for by in ("bucket", "model", "day", "run", "customer"):
+    for by in ("bucket", "model", "preset", "day", "run", "customer"):
         made = build_report(tables, prices=prices, by=by, tz=zone)
         assert made.total == whole
         assert_adds_up(list(made.groups), whole)

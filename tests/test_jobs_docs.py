@@ -6,6 +6,7 @@ import pytest
 from typer.main import get_command
 
 from jobs.cli import app
+from manifests.presets import PRESETS
 from tests.run_cases import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,3 +52,11 @@ def test_every_command_offers_json():
         if not any("--json" in parameter.opts for parameter in command.params)
     ]
     assert without == []
+
+
+def test_every_preset_is_named_where_one_may_be_given():
+    (row,) = re.findall(r"^\| `preset` \|.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert [name for name in PRESETS if f"`{name}`" not in row] == []
+    for name in ("plan", "run", "verify", "probe", "models promote"):
+        (option,) = [one for one in SINGLE[name].params if "--preset" in one.opts]
+        assert [preset for preset in PRESETS if preset not in option.help] == [], name

@@ -46,7 +46,7 @@ def show_verification(facts: Mapping[str, Any], console: Console, *, page: Path 
 def headline(facts: Mapping[str, Any]) -> str:
     """Who is compared with whom, on what."""
     candidate, reference = (_side(facts[name]) for name in ("candidate", "reference"))
-    clips = counted(facts["num_clips"], "clip", "clips")
+    clips = counted(facts["num_clips"], "clip")
     return f"{candidate} against {reference}: {clips} of {facts['prompts']}"
 
 
@@ -65,7 +65,7 @@ def notes(facts: Mapping[str, Any]) -> list[str]:
         if num_identical == facts["num_clips"] and preset != facts["reference"]["preset"]:
             found[-1] += f": preset {preset} changed nothing here"
     if facts["num_left_out"]:
-        left_out = counted(facts["num_left_out"], "prompt", "prompts")
+        left_out = counted(facts["num_left_out"], "prompt")
         found.append(f"{left_out} left out: the reference has no clip of them")
     if facts["vmaf_note"]:
         found.append(facts["vmaf_note"])

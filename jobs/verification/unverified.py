@@ -10,6 +10,7 @@ from jobs.config import Settings
 from manifests.errors import LedgerError
 from manifests.job import Bucket
 from manifests.presets import EXACT
+from manifests.wording import counted
 from pipeline.config import NUMERICS
 from storage.ledger import Ledger
 
@@ -48,7 +49,7 @@ class Unverified:
         elif not last.passed:
             found = "did not pass when it was last verified"
         elif last.num_clips < _FEWEST_CLIPS:
-            found = f"was last verified with {last.num_clips} clips, fewer than {_FEWEST_CLIPS},"
+            found = f"was last verified with {counted(last.num_clips, 'clip')}, fewer than {_FEWEST_CLIPS},"
         else:
             return None
         what = f"preset {bucket.preset} of {bucket.weights} {found} on {gpu_name}"

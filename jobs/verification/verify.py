@@ -254,7 +254,7 @@ def _read_sides(
 
 def _task(reference: Side, candidate: Side, *, prompts: _Prompts, is_cut: bool) -> str:
     """What is about to be rendered, said before it is."""
-    clips = counted(reference.jobs.num_rows + candidate.jobs.num_rows, "clip", "clips")
+    clips = counted(reference.jobs.num_rows + candidate.jobs.num_rows, "clip")
     fewer = "" if is_cut else "; `--clips` compares fewer"
     return f"{describe(candidate)} against {describe(reference)}: {clips} of {prompts.name} to render{fewer}"
 
@@ -290,7 +290,7 @@ class _Session:
         return found
 
     def _render(self, side: Side, *, folder: Path, frames: Path) -> Rendered:
-        clips = counted(side.jobs.num_rows, "clip", "clips")
+        clips = counted(side.jobs.num_rows, "clip")
         line(self.console, f"{side.name}: {describe(side)}, {clips}")
         try:
             rendered = render_side(
@@ -334,7 +334,7 @@ class _Session:
             )
             for id in both
         ]
-        line(self.console, f"comparing {counted(len(pairs), 'pair', 'pairs')} of clips")
+        line(self.console, f"comparing {counted(len(pairs), 'pair')} of clips")
         evidence = Evidence(
             reference=reference,
             candidate=candidate,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from manifests.wording import counted
 from pipeline.bench.weights import Weights
 from pipeline.models.shapes import Shape
 from pipeline.sampling.noise import initial_noise
@@ -58,7 +59,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        return f"{self.width}x{self.height}, {self.num_frames} frames, {self.num_tokens:,} tokens"
+        return f"{self.width}x{self.height}, {counted(self.num_frames, 'frame')}, {self.num_tokens:,} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
