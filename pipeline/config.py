@@ -37,6 +37,11 @@ class LoraSource:
     revision: str
     hub_id: str | None = None
 
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return ", ".join(map(str, self.files))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha1
@@ -73,3 +75,13 @@ def _handler(folder: Path, repo: str, fetched: list[str]) -> type[BaseHTTPReques
             pass
 
     return Handler
+
+
+def run_python(code: str, *arguments: str, environment: dict[str, str]) -> str:
+    """What another process, with just this environment, prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    root = Path(__file__).parent.parent
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=60)
+    assert not result.stderr, result.stderr
+    assert result.returncode == 0
+    return result.stdout

@@ -82,6 +82,9 @@ EULER = {"name": "a", "sampler": "euler", "sigmas": [1, 0.5]}
         ({"sigmas": ["1"]}, "sigmas in"),
         ({"sigmas": [float("nan")]}, "sigmas in"),
         ({"sigmas": None, "indices": [1000, 500]}, "indices without flow_shift"),
+        ({"sigmas": None, "timesteps": [1.0, 0.75, 0.5]}, r"timesteps in few_step.toml: \[1.0, 0.75, 0.5\]"),
+        ({"sigmas": None, "timesteps": [1]}, "timesteps in"),
+        ({"sigmas": None, "indices": [1, 0.5], "flow_shift": 5}, "indices in"),
         ({"expert_switch": 2}, "expert_switch in"),
         ({"lora": ""}, "lora in"),
     ],
@@ -92,6 +95,12 @@ def test_a_recipe_that_is_none_is_refused(change: dict[str, object], message: st
     with pytest.raises(ModelError, match=message) as caught:
         parse_recipe(table, origin="few_step.toml")
     assert caught.value.hint
+
+
+def test_noise_levels_given_as_timesteps_are_told_their_key() -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_recipe({"name": "a", "sampler": "euler", "timesteps": [1, 0.5]}, origin="few_step.toml")
+    assert "noise levels from 1 are `sigmas`" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("content", [b"name = ", b"\xff\xfe"])

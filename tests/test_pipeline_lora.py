@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from pipeline.models import lora_files
 from pipeline.models.hub import Snapshot
 from pipeline.models.lora import FusedLoras
 from pipeline.models.lora_files import find_lora, find_loras
+from pipeline.models.lora_fit import wan_layers
 from pipeline.models.resolve import ResolvedModel, resolve_model
 from pipeline.models.wan import load_wan
 from tests.pipeline_checkpoints import build_checkpoint, make_batch, make_job
-from tests.pipeline_hub import COMMIT
+from tests.pipeline_hub import COMMIT, run_python, serve_hub
 from tests.pipeline_ops import rand
 
 RANK = 2
@@ -259,25 +261,152 @@ def test_a_pair_is_refused_by_a_model_of_one_expert(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"lora_A.weight": torch.full((RANK, 8), torch.nan)}, "values that are no numbers"),
+        ({"lora_A.weight": torch.full((RANK, 24), torch.nan)}, "values that are no numbers"),
         ({"alpha": torch.tensor(torch.inf)}, "values that are no numbers"),
         (
-            {"lora_A.weight": torch.ones(0, 8), "lora_B.weight": torch.ones(8, 0)},
+            {"lora_A.weight": torch.ones(0, 24), "lora_B.weight": torch.ones(24, 0)},
             "no product of two matrices",
         ),
-        ({"lora_magnitude_vector": torch.ones(8)}, "is of a DoRA"),
+        ({"lora_magnitude_vector": torch.ones(24)}, "is of a DoRA"),
     ],
     ids=["nan", "alpha", "rank 0", "dora"],
 )
 def test_numbers_that_cannot_be_added_are_refused(
     changed: Mapping[str, torch.Tensor], message: str, folder: Path, tmp_path: Path
 ) -> None:
-    names = {"lora_A.weight": torch.ones(RANK, 8), "lora_B.weight": torch.ones(8, RANK)} | changed
+    names = {"lora_A.weight": torch.ones(RANK, 24), "lora_B.weight": torch.ones(24, RANK)} | changed
     file = lora_file(
         tmp_path / "a.safetensors", {f"transformer.{LAYER}.{name}": value for name, value in names.items()}
     )
     with pytest.raises(ModelError, match=message):
         fused(folder, str(file))
+
+
+def verdicts(folder: Path, file: Path) -> tuple[str | None, str | None]:
+    """What is told of a LoRA when it is planned, and, without that, when it is loaded."""
+
+    def told(fails: Callable[[], object]) -> str | None:
+        try:
+            fails()
+        except ModelError as error:
+            return error.message
+        return None
+
+    plain = resolve_model(str(folder))
+    loaded = replace(plain, source=replace(plain.source, loras=(find_lora(str(file)).source,)))
+    return told(lambda: resolve_model(Weights(str(folder), str(file)))), told(lambda: _module(loaded))
+
+
+def original_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A LoRA of all layers, in the names of the model's first publication."""
+    names = {
+        "transformer.": "diffusion_model.",
+        "attn1.to_": "self_attn.",
+        "attn2.to_": "cross_attn.",
+        "out.0.": "o.",
+        "ffn.net.0.proj": "ffn.0",
+        "ffn.net.2": "ffn.2",
+        "condition_embedder.time_proj": "time_projection.1",
+        "condition_embedder.time_embedder.linear_1": "time_embedding.0",
+        "condition_embedder.time_embedder.linear_2": "time_embedding.2",
+        "condition_embedder.text_embedder.linear_1": "text_embedding.0",
+        "condition_embedder.text_embedder.linear_2": "text_embedding.2",
+        "proj_out": "head.head",
+    }
+    renamed = {}
+    for key, tensor in tensors.items():
+        for ours, theirs in names.items():
+            key = key.replace(ours, theirs)
+        renamed[key] = tensor
+    return renamed
+
+
+def musubi_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    renamed = {}
+    for key, tensor in original_names(tensors).items():
+        module, _, matrix = key.removeprefix("diffusion_model.").rpartition(".lora_")
+        if module.startswith("blocks."):
+            name = f"lora_unet_{module.replace('.', '_')}"
+            renamed[f"{name}.lora_{'down' if matrix[0] == 'A' else 'up'}.weight"] = tensor
+            renamed[f"{name}.alpha"] = torch.tensor(1.0)
+    return renamed
+
+
+def lora_of_all_layers(layers: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for name, shape in layers.items():
+        if name.endswith(".weight"):
+            module = f"transformer.{name.removesuffix('.weight')}"
+            tensors[f"{module}.lora_A.weight"] = torch.ones(RANK, shape[1])
+            tensors[f"{module}.lora_B.weight"] = torch.ones(shape[0], RANK)
+    return tensors
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "transformer" / "config.json").read_text())
+    return config
+
+
+def test_layers_are_told_by_the_config_as_the_loaded_model_has_them(folder: Path) -> None:
+    found = {
+        name: tuple(value.shape) for name, value in _module(resolve_model(str(folder))).named_parameters()
+    }
+    weights = {name for name, shape in found.items() if len(shape) == 2}
+    biases = {f"{name.removesuffix('.weight')}.bias" for name in weights}
+    assert wan_layers(config_of(folder)) == {name: found[name] for name in weights | biases}
+
+
+@pytest.mark.parametrize("renamed", [dict, original_names, musubi_names])
+@pytest.mark.parametrize("of", ["this model", "a wider one", "a deeper one"])
+def test_plan_and_run_judge_a_lora_alike(
+    renamed: Callable[[Any], dict[str, torch.Tensor]], of: str, folder: Path, tmp_path: Path
+) -> None:
+    change = {"this model": {}, "a wider one": {"num_attention_heads": 3}, "a deeper one": {"num_layers": 3}}
+    layers = wan_layers(config_of(folder) | change[of])
+    file = lora_file(tmp_path / "a.safetensors", renamed(lora_of_all_layers(layers)))
+    planned, loaded = verdicts(folder, file)
+    for told in (planned, loaded):
+        assert (told is None) == (of == "this model")
+        assert told is None or told.startswith("the LoRA changes ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer.single_transformer_blocks.0.attn.to_q.lora_{}.weight",
+        "diffusion_model.double_blocks.0.img_attn.proj.lora_{}.weight",
+        "diffusion_model.blocks.0.attn1.to_q.lora_{}.weight",
+        "diffusion_model.blocks.0.cross_attn.k_img.lora_{}.weight",
+        "lora_unet_down_blocks_0_attentions_0_proj_in.lora_{}.weight",
+        "unet.down_blocks.0.attentions.0.to_q.lora_{}.weight",
+    ],
+)
+def test_loras_of_other_families_are_refused_by_plan_and_run(name: str, folder: Path, tmp_path: Path) -> None:
+    halves = ("down", "up") if name.startswith("lora_unet") else ("A", "B")
+    tensors = {name.format(half): torch.ones(24, 24) for half in halves}
+    planned, loaded = verdicts(folder, lora_file(tmp_path / "a.safetensors", tensors))
+    assert planned is not None
+    assert loaded is not None
+    assert "a.safetensors" in planned
+
+
+def test_a_last_layer_given_whole_is_accepted_by_plan_and_run(folder: Path, tmp_path: Path) -> None:
+    tensors = original_names(lora_of_all_layers(wan_layers(config_of(folder))))
+    head = tensors.pop("diffusion_model.head.head.lora_B.weight")
+    columns = tensors.pop("diffusion_model.head.head.lora_A.weight").shape[1]
+    tensors["diffusion_model.head.head.diff"] = torch.ones(len(head), columns)
+    tensors["diffusion_model.head.head.diff_b"] = torch.ones(len(head))
+    assert verdicts(folder, lora_file(tmp_path / "a.safetensors", tensors)) == (None, None)
+
+
+def test_a_dora_is_refused_by_plan_and_run(folder: Path, weight: torch.Tensor, tmp_path: Path) -> None:
+    down, up = update(weight, seed=1)
+    own = f"transformer.{LAYER}"
+    names = {f"{own}.lora_A.weight": down, f"{own}.lora_B.weight": up, f"{own}.dora_scale": torch.ones(24)}
+    planned, loaded = verdicts(folder, lora_file(tmp_path / "a.safetensors", names))
+    assert planned == loaded
+    assert planned is not None
+    assert "is of a DoRA" in planned
 
 
 def test_a_lora_of_another_model_is_refused_with_the_layer(folder: Path, tmp_path: Path) -> None:
@@ -445,6 +574,7 @@ def test_a_lora_on_the_hub_is_fetched_when_the_model_is_loaded(
     names = frozenset({"README.md", "style/a.safetensors", "other/b.safetensors"})
     snapshot = Snapshot(folder=tmp_path, commit=COMMIT, files=names)
     monkeypatch.setattr(lora_files, "fetch_configs", lambda repo, *, revision: snapshot)
+    monkeypatch.setattr(lora_files, "fetch_tensor_shapes", lambda repo, *, commit, name: None)
     fetched: list[tuple[str, str, list[str]]] = []
 
     def fetch(repo: str, *, commit: str, names: list[str]) -> Path:
@@ -461,3 +591,28 @@ def test_a_lora_on_the_hub_is_fetched_when_the_model_is_loaded(
     assert fetched == [("org/loras", COMMIT, ["style/a.safetensors"])]
     with pytest.raises(ModelError, match="0 safetensors files"):
         find_lora("org/loras:nothing")
+
+
+HUB_LORA = """
+import sys
+from manifests.errors import ModelError
+from manifests.job import Weights
+from pipeline.models.resolve import resolve_model
+try:
+    resolve_model(Weights(sys.argv[1], "org/loras:style"))
+except ModelError as error:
+    print(error.message)
+print([name for name in ("torch", "diffusers") if name in sys.modules])
+"""
+
+
+def test_a_lora_on_the_hub_is_judged_by_its_header(folder: Path, tmp_path: Path) -> None:
+    wide = lora_of_all_layers(wan_layers(config_of(folder) | {"num_attention_heads": 3}))
+    lora_file(tmp_path / "hub" / "style" / "a.safetensors", wide)
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    with serve_hub(tmp_path / "hub", repo="org/loras") as (address, _):
+        environment = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home")}
+        told, heavy = run_python(HUB_LORA, str(folder), environment=environment).splitlines()
+    assert told.startswith("the LoRA changes ")
+    assert told.endswith(": style/a.safetensors")
+    assert heavy == "[]"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +17,7 @@ from pipeline.models import tiny
 from pipeline.models.families import WAN_NEGATIVE_PROMPT
 from pipeline.models.resolve import resolve_model
 from pipeline.models.revision import CACHED_FROM_BYTES
-from tests.pipeline_hub import COMMIT, serve_hub
+from tests.pipeline_hub import COMMIT, run_python, serve_hub
 
 TINY = Path(tiny.__file__).parent
 
@@ -373,14 +371,6 @@ def resolve_elsewhere(*names: str, **environment: str) -> tuple[dict[str, Any], 
     """What another process, with just this environment, finds; and which heavy libraries it loaded."""
     found, heavy = json.loads(run_python(RESOLVE, *names, environment=environment))
     return found, heavy
-
-
-def run_python(code: str, *arguments: str, environment: dict[str, str]) -> str:
-    command = [sys.executable, "-c", code, *arguments]
-    root = Path(__file__).parent.parent
-    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
 
 
 def test_resolving_loads_no_heavy_library() -> None:

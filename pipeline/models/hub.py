@@ -76,6 +76,17 @@ def fetch_files(repo: str, *, commit: str, names: list[str]) -> Path:
         ) from error
 
 
+def fetch_tensor_shapes(repo: str, *, commit: str, name: str) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a safetensors file's tensors, from its header alone; None where the hub does not tell."""
+    from huggingface_hub import HfApi
+
+    try:
+        header = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit)
+    except Exception:  # as above; whatever it is, loading the file will tell
+        return None
+    return {tensor: tuple(entry.shape) for tensor, entry in header.tensors.items()}
+
+
 def _download(repo: str, revision: str | None, patterns: list[str], *, offline: bool = False) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars

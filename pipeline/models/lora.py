@@ -25,11 +25,19 @@ from safetensors.torch import load_file
 from manifests.errors import ModelError
 from pipeline.config import LoraSource
 from pipeline.models.hub import fetch_files
-from pipeline.models.lora_files import contents_revision
+from pipeline.models.lora_files import UNREADABLE_HINT, contents_revision
+from pipeline.models.lora_fit import (
+    DOWN,
+    PREFIXES,
+    UP,
+    UP_BIAS,
+    by_expert,
+    product_shape,
+    refuse_dora,
+    require_fit,
+)
 
-_DOWN, _UP, _UP_BIAS, _ALPHA = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias", ".alpha"
-_PREFIXES = ("transformer.", "transformer_2.")
-_DORA = ("lora_magnitude_vector", "dora_scale")
+_ALPHA = ".alpha"
 # What a file that is no LoRA makes of safetensors, of diffusers' conversion of names, and of us.
 _UNREADABLE = (
     SafetensorError,
@@ -42,7 +50,6 @@ _UNREADABLE = (
     RuntimeError,
     re.error,
 )
-_OF_ANOTHER = "use a LoRA that was trained for this model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,72 +100,48 @@ class FusedLoras:
     def _updates(self, loras: Sequence[LoraSource]) -> Mapping[tuple[int, str], list[_Update]]:
         """By the number of an expert and the name of its parameter, in the order of the LoRAs."""
         updates: dict[tuple[int, str], list[_Update]] = defaultdict(list)
-        parameters = [dict(expert.named_parameters()) for expert in self._experts]
+        layers = [
+            {name: tuple(parameter.shape) for name, parameter in expert.named_parameters()}
+            for expert in self._experts
+        ]
         for lora in loras:
-            of_experts = _of_experts(lora, num_experts=len(self._experts))
+            of_experts = by_expert(_read_files(lora), num_experts=len(self._experts))
+            shapes = [{name: update.shape for name, update in own.items()} for own in of_experts]
+            require_fit(lora, shapes, layers=layers)
             for number, own in enumerate(of_experts):
                 for name, update in own.items():
-                    _require_fit(parameters[number], name, update, lora)
                     updates[number, name].append(update)
-            if not (all(of_experts) if len(lora.files) > 1 else any(of_experts)):
-                raise ModelError(f"no layer of the model is in the LoRA: {_label(lora)}", hint=_OF_ANOTHER)
         return updates
 
 
-def _require_fit(
-    parameters: Mapping[str, torch.Tensor], name: str, update: _Update, lora: LoraSource
-) -> None:
-    parameter = parameters.get(name)
-    if parameter is None or tuple(parameter.shape) != update.shape:
-        found = "no such layer" if parameter is None else f"a layer of {tuple(parameter.shape)}"
-        raise ModelError(
-            f"the LoRA changes {name}, {update.shape}, where the model has {found}: {_label(lora)}",
-            hint=_OF_ANOTHER,
-        )
-
-
-def _label(lora: LoraSource) -> str:
-    return ", ".join(map(str, lora.files))
-
-
-def _of_experts(lora: LoraSource, *, num_experts: int) -> list[dict[str, _Update]]:
-    """For each expert the updates by the names of its parameters."""
+def _read_files(lora: LoraSource) -> list[dict[str, dict[str, _Update]]]:
     files = _fetched(lora)
     try:
-        read = [_read(file, strength=lora.strength) for file in files]
+        return [_read(file, strength=lora.strength) for file in files]
     except _UNREADABLE as error:
         raise ModelError(
-            f"a LoRA that cannot be read: {_label(lora)}: {str(error).strip() or type(error).__name__}",
-            hint="use another file; a LoRA is one that diffusers' WanPipeline loads",
+            f"a LoRA that cannot be read: {lora.label}: {str(error).strip() or type(error).__name__}",
+            hint=UNREADABLE_HINT,
         ) from error
-    if len(read) > 1:
-        assert len(read) == num_experts, lora  # told when the files were found
-        first = _PREFIXES[0]
-        return [updates[own] or updates[first] for updates, own in zip(read, _PREFIXES, strict=True)]
-    (updates,) = read
-    if num_experts > 1 and updates[_PREFIXES[1]]:
-        return [updates[prefix] for prefix in _PREFIXES]
-    return [updates[_PREFIXES[0]]] * num_experts
 
 
 def _read(file: Path, *, strength: float) -> dict[str, dict[str, _Update]]:
     """By what modules are below in diffusers' names, and by the parameter that they change there."""
-    state = WanPipeline.lora_state_dict(load_file(file))
+    tensors = load_file(file)
+    refuse_dora(tensors)
+    state = WanPipeline.lora_state_dict(tensors)
     metadata = _metadata(file)
-    if odd := next((key for key in state if any(mark in key for mark in _DORA)), None):
-        raise ValueError(f"{odd} is of a DoRA, which is more than a sum of products")
-    updates: dict[str, dict[str, _Update]] = {prefix: {} for prefix in _PREFIXES}
+    updates: dict[str, dict[str, _Update]] = {prefix: {} for prefix in PREFIXES}
     used = set()
     for key, down in state.items():
-        prefix = next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None)
-        if prefix is None or not key.endswith(_DOWN):
+        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), None)
+        if prefix is None or not key.endswith(DOWN):
             continue
-        module = key.removesuffix(_DOWN)
+        module = key.removesuffix(DOWN)
         name = module.removeprefix(prefix)
-        alpha, up, bias = (state.get(module + suffix) for suffix in (_ALPHA, _UP, _UP_BIAS))
-        if up is None or down.dim() != 2 or up.dim() != 2 or not 0 < up.shape[1] == down.shape[0]:
-            shapes = " and ".join("none" if part is None else str(tuple(part.shape)) for part in (up, down))
-            raise ValueError(f"{module} is no product of two matrices: {shapes}")
+        alpha, up, bias = (state.get(module + suffix) for suffix in (_ALPHA, UP, UP_BIAS))
+        product_shape(module, up=None if up is None else tuple(up.shape), down=tuple(down.shape))
+        assert up is not None
         if not all(bool(part.isfinite().all()) for part in (up, down, alpha, bias) if part is not None):
             raise ValueError(f"{module} has values that are no numbers")
         rank = len(down)
@@ -166,7 +149,7 @@ def _read(file: Path, *, strength: float) -> dict[str, dict[str, _Update]]:
         updates[prefix][f"{name}.weight"] = _Update(scale=strength * frac, up=up, down=down)
         if bias is not None:
             updates[prefix][f"{name}.bias"] = _Update(scale=strength * frac, up=bias)
-        used |= {module + suffix for suffix in (_DOWN, _UP, _UP_BIAS, _ALPHA)}
+        used |= {module + suffix for suffix in (DOWN, UP, UP_BIAS, _ALPHA)}
     if unused := sorted(state.keys() - used):
         print(
             f"warning: {len(unused)} of {len(state)} tensors of a LoRA are left out, as they are no part of "
@@ -207,7 +190,7 @@ def _fetched(lora: LoraSource) -> Sequence[Path]:
     if lora.hub_id is None:
         if contents_revision(lora.files) != lora.revision:
             raise ModelError(
-                f"the LoRA has changed since the plan was made: {_label(lora)}",
+                f"the LoRA has changed since the plan was made: {lora.label}",
                 hint="run again, and keep a file as it is while it is in use",
             )
         return lora.files

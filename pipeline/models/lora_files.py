@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
+from typing import Any
 
 from manifests.errors import ModelError
 from pipeline.config import LoraSource
-from pipeline.models.hub import fetch_configs, parse_hub_id
+from pipeline.models.hub import fetch_configs, fetch_tensor_shapes, parse_hub_id
+from pipeline.models.lora_fit import Shape, by_expert, changes_of, require_fit, wan_layers
 from pipeline.sampling.recipes import FILE_NAME, Recipe, published_recipe, read_recipe
 
+UNREADABLE_HINT = "use another file; a LoRA is one that diffusers' WanPipeline loads"
 _VALID = "a LoRA is a .safetensors file, a folder with one, or a hub id such as org/name@revision:file"
 _MOST_STRENGTH = 100
 _SUFFIX = ".safetensors"
@@ -96,10 +99,38 @@ def _from_path(path: Path, *, label: str, strength: float) -> FoundLora:
         raise ModelError(f"neither a file nor a folder: {label}", hint=_VALID)
     files = [folder / name for name in _chosen(inside if path == folder else [path.name], label=label)]
     for file in files:
-        _require_lora(file)
+        tensor_shapes(file)
     source = LoraSource(files=tuple(files), strength=strength, revision=contents_revision(files))
     is_all = path == folder or [name for name in inside if name.endswith(_SUFFIX)] == [path.name]
     return FoundLora(source=source, recipe=_own_recipe(folder) if is_all else None)
+
+
+def require_fit_by_shapes(lora: LoraSource, config: Mapping[str, Any], *, num_experts: int) -> None:
+    """Raises ModelError for a LoRA that a model's experts have no place for, by the headers of its files.
+
+    config: as in the checkpoint's transformer/config.json. Of a hub's file that cannot be asked for now, this
+    is told when it is loaded.
+    """
+    headers = [_header(lora, file) for file in lora.files]
+    known = [header for header in headers if header is not None]
+    if len(known) < len(headers):
+        return
+    try:
+        files = [changes_of(header) for header in known]
+    except ValueError as error:
+        raise ModelError(
+            f"a LoRA that cannot be read: {lora.label}: {error}", hint=UNREADABLE_HINT
+        ) from error
+    layers = [wan_layers(config)] * num_experts
+    require_fit(lora, by_expert(files, num_experts=num_experts), layers=layers)
+
+
+def _header(lora: LoraSource, file: Path) -> dict[str, Shape] | None:
+    if lora.hub_id is None:
+        return tensor_shapes(file)
+    commit, _, _ = lora.revision.partition(":")
+    found = fetch_tensor_shapes(lora.hub_id, commit=commit, name=file.as_posix())
+    return found if found is None else _require_updates(found, label=f"{lora.hub_id}:{file}")
 
 
 def _own_recipe(folder: Path) -> Recipe | None:
@@ -137,20 +168,26 @@ def _chosen(names: Sequence[str], *, label: str) -> list[str]:
     raise ModelError(f"{len(files)} safetensors files, so none is the LoRA: {label}", hint=_VALID)
 
 
-def _require_lora(file: Path) -> None:
-    """Raises ModelError for a file without low-rank updates."""
+def tensor_shapes(file: Path) -> dict[str, Shape]:
+    """By the names of a LoRA's tensors, from its header. Raises ModelError."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(size, file.stat().st_size)))
-        names = [name for name in header if any(mark in name for mark in _MARKS)]
-        ends = [header[name]["data_offsets"][1] for name in header if name != "__metadata__"]
+        header.pop("__metadata__", None)
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+        ends = [entry["data_offsets"][1] for entry in header.values()]
         if 8 + size + max(ends, default=0) > file.stat().st_size:
             raise ValueError("cut short")
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ModelError(f"not a safetensors file, or cut short: {file}", hint=_VALID) from error
-    if not names:
-        raise ModelError(f"no low-rank updates in it: {file}", hint=_VALID)
+    return _require_updates(shapes, label=str(file))
+
+
+def _require_updates(shapes: dict[str, Shape], *, label: str) -> dict[str, Shape]:
+    if not any(mark in name for name in shapes for mark in _MARKS):
+        raise ModelError(f"no low-rank updates in it: {label}", hint=_VALID)
+    return shapes
 
 
 def contents_revision(files: Sequence[Path]) -> str:

@@ -16,6 +16,7 @@ from pipeline.models.checkpoint import Checkpoint, read_checkpoint
 from pipeline.models.families import Defaults, defaults_of
 from pipeline.models.few_step import few_step_defaults, few_step_of
 from pipeline.models.hub import fetch_configs, parse_hub_id
+from pipeline.models.lora_files import require_fit_by_shapes
 from pipeline.models.revision import folder_revision
 from pipeline.models.text import MAX_TOKENS, TokenCounter
 from pipeline.sampling.recipes import FILE_NAME, Recipe, published_recipe, read_recipe
@@ -48,10 +49,13 @@ def resolve_model(
     label = weights.model if weights.model == target else f"{weights.model} ({target})"
     checkpoint, source, recipe = _find(weights, target, pinned_revision=pinned_revision, label=label)
     few_step = few_step_of(weights, recipe=recipe, folder=source.folder)
-    if not checkpoint.two_experts and any(len(lora.files) > 1 for lora in few_step.loras):
-        raise ModelError(
-            f"a LoRA for two experts, where the model has one: {weights}", hint="name one of its files"
-        )
+    num_experts = 2 if checkpoint.two_experts else 1
+    for lora in few_step.loras:
+        if len(lora.files) > num_experts:
+            raise ModelError(
+                f"a LoRA for two experts, where the model has one: {weights}", hint="name one of its files"
+            )
+        require_fit_by_shapes(lora, checkpoint.transformer, num_experts=num_experts)
     return _resolved(checkpoint, replace(source, loras=few_step.loras, recipe=few_step.recipe))
 
 

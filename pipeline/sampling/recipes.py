@@ -153,12 +153,17 @@ def _are_numbers(value: object, *, most: float) -> bool:
     )
 
 
-_TIMESTEPS = f"1 to {_MOST_STEPS} numbers above 0, at most {_TRAINED}"
+def _are_timesteps(value: Any) -> bool:
+    """No schedule starts at one of a thousand: these are noise levels under another key's name."""
+    return _are_numbers(value, most=_TRAINED) and max(value) > 1
+
+
+_TIMESTEPS = f"1 to {_MOST_STEPS} numbers above 0, at most {_TRAINED}, the first above 1; noise levels from 1 are `sigmas`"
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "name": ("a text in one line", lambda value: _is_text(value) and value.isprintable()),
     "sampler": (f"{EULER}, {RENOISE} or {CHECKPOINT}", lambda value: value in (EULER, RENOISE, CHECKPOINT)),
-    "timesteps": (_TIMESTEPS, lambda value: _are_numbers(value, most=_TRAINED)),
-    "indices": (_TIMESTEPS, lambda value: _are_numbers(value, most=_TRAINED)),
+    "timesteps": (_TIMESTEPS, _are_timesteps),
+    "indices": (_TIMESTEPS, _are_timesteps),
     "sigmas": (
         f"1 to {_MOST_STEPS} numbers above 0, at most 1",
         lambda value: _are_numbers(value, most=1),
