@@ -280,6 +280,25 @@ def test_wrong_usage_is_exit_2_with_the_word_in_question(tmp_path, args):
     assert "Error" in err
 
 
+@pytest.mark.parametrize("args", [["run", "manifest.parquet"], ["probe", "manifest.parquet"], ["verify"]])
+def test_a_card_that_is_not_there_is_wrong_usage_before_anything_starts(tmp_path, args):
+    write_manifest(tmp_path, rows_of("a"))
+    code, out, err = vgbatch(*args, "--devices", "cuda:977,cuda:978", folder=tmp_path)
+    assert (code, out) == (2, "")
+    told = [line for line in err.splitlines() if not line.startswith("model ")]
+    assert told[0] == "error: --devices: not on this machine: cuda:977, cuda:978"
+    assert told[1].startswith("hint: valid here: auto, cpu")
+    assert len(told) == 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["manifest.parquet"]
+
+
+def test_a_variable_that_names_a_card_is_named_itself(tmp_path):
+    write_manifest(tmp_path, rows_of("a"))
+    code, _, err = vgbatch("run", "manifest.parquet", folder=tmp_path, VGBATCH_DEVICES="cuda:977")
+    assert code == 2
+    assert "VGBATCH_DEVICES: not on this machine: cuda:977" in err
+
+
 def test_messages_that_cannot_be_written_do_not_end_a_run(tmp_path):
     write_manifest(tmp_path, rows_of("a", "b"))
     for number, ending in enumerate(("2>/dev/full", "2>&-", "2>&- >&-")):

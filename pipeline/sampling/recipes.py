@@ -158,7 +158,10 @@ def _are_timesteps(value: Any) -> bool:
     return _are_numbers(value, most=_TRAINED) and max(value) > 1
 
 
-_TIMESTEPS = f"1 to {_MOST_STEPS} numbers above 0, at most {_TRAINED}, the first above 1; noise levels from 1 are `sigmas`"
+_TIMESTEPS = (
+    f"1 to {_MOST_STEPS} numbers above 0, at most {_TRAINED}, the first above 1; "
+    "noise levels from 1 are `sigmas`"
+)
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "name": ("a text in one line", lambda value: _is_text(value) and value.isprintable()),
     "sampler": (f"{EULER}, {RENOISE} or {CHECKPOINT}", lambda value: value in (EULER, RENOISE, CHECKPOINT)),
