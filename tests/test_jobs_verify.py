@@ -251,8 +251,9 @@ def test_a_few_step_checkpoint_is_not_compared_with_itself(tmp_path: Path) -> No
 
 def test_a_style_is_on_both_sides_of_turbo(tmp_path: Path) -> None:
     style = tmp_path / "style.safetensors"
-    names = {f"transformer.blocks.0.attn1.to_q.lora_{half}.weight": torch.ones(2, 2) for half in "AB"}
-    save_file(names, style)
+    layer, channels = "transformer.blocks.0.attn1.to_q", 192  # of the built-in model
+    down, up = torch.ones(2, channels), torch.ones(channels, 2)
+    save_file({f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": up}, style)
     found = verified(tmp_path, ROWS[:1], lora=str(style), preset="turbo")
     assert [found.facts[side]["lora"] for side in ("reference", "candidate")] == [str(style)] * 2
 
