@@ -168,6 +168,10 @@ def _refuse_unknown_keys(table: Mapping[str, object], path: Path) -> None:
 def _aliases(table: object, path: Path) -> dict[str, str]:
     if not isinstance(table, dict):
         raise UsageError(f"{ALIASES} in {path}: {shown(table)}", hint=f"valid: a table, `[{ALIASES}]`")
+    if (odd := next((alias for alias in table if not kinds.is_alias(alias)), None)) is not None:
+        raise UsageError(
+            f"not a name for an alias, {ALIASES} in {path}: {shown(odd)}", hint=f"valid: {kinds.VALID_ALIAS}"
+        )
     values = {
         alias: Value(target, str(path), f"{ALIASES}.{alias} in {path}", path.parent, rank=FILE_RANK)
         for alias, target in table.items()

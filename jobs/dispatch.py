@@ -47,7 +47,8 @@ class Dispatcher:
     earlier: counted failed tries from earlier runs, by id and fingerprint.
     A job that fails by itself is left for the next run. One whose batch failed or whose worker died
     is tried again: the batch once more when the worker died, then each of its jobs alone, still at the
-    batch's static size so that its pixels stay the same. Tries of one job end at max_attempts.
+    batch's static size so that its pixels stay the same, step caching apart. Tries of one job end at
+    max_attempts.
     """
 
     def __init__(

@@ -34,6 +34,13 @@ ENCODER_PRESETS = (
 )
 
 
+VALID_ALIAS = (
+    "1 to 64 letters a to z, digits, `.`, `_` and `-`, a letter or digit first; "
+    "neither a path, nor a hub id, nor `builtin`"
+)
+# ASCII alone: an alias decides which weights a night renders with, and letters of other scripts can look
+# like another alias.
+_ALIAS = re.compile(r"(?!builtin\Z)[a-z0-9][a-z0-9._-]{0,63}", re.ASCII | re.IGNORECASE)
 _SWITCHES = {
     "1": True,
     "true": True,
@@ -77,6 +84,11 @@ def model(given: Value) -> str:
         return str(beside) if given.rank == FILE_RANK and beside.is_dir() else text
     except (OSError, RuntimeError):  # too long for a path, `~` without a home folder
         return text
+
+
+def is_alias(name: str) -> bool:
+    """Whether it can name a model without being another one's name already."""
+    return _ALIAS.fullmatch(name) is not None
 
 
 def crf(given: Value) -> int:

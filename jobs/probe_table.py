@@ -67,7 +67,7 @@ def show_probe(facts: Mapping[str, Any], console: Console) -> None:
 
 def _table(buckets: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model")
+    table.add_column("model", overflow="fold")
     table.add_column("bucket")
     for name in ("size", "s/clip/step", "times as fast", "peak GiB"):
         table.add_column(name, justify="right")

@@ -65,9 +65,11 @@ def probe(
 
     find_buckets: called under the lock, when the ledger is there. models: theirs. factory: makes the
     worker's StepTimer, over the engine unless given.
-    Raises Busy when a run is at work here, RunError when the device does not start.
+    Raises UsageError for devices that are not there, Busy when a run is at work here, RunError when the
+    device does not start.
     """
     probe_id = new_run_id()
+    device = choose_devices(settings)[0]
     require_writable(settings.out)
     require_writable(settings.ledger.parent)
     with run_lock(out=settings.out, ledger=settings.ledger, run_id=probe_id):
@@ -77,7 +79,6 @@ def probe(
         stop = Stop()
         if not buckets:
             return _ended(probe_id, buckets, [], stop=stop, gpu_name=None)
-        device = choose_devices(settings.devices)[0]
         factory = factory or partial(build_step_timer, models=models.sources())
         executor = LocalExecutor((device,), folder=settings.out, run_id=probe_id, factory=factory)
         try:

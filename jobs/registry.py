@@ -5,14 +5,15 @@ An alias is what its latest row in the ledger says. Going back is a row of its o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from jobs.aliases import Aliases, find_model, latest_changes, read_aliases, same_name
 from jobs.config import Settings
+from jobs.kinds import VALID_ALIAS, is_alias, shown
 from jobs.lock import run_lock
 from jobs.runner import new_run_id
 from jobs.terminal import line
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
     from jobs.verification.verify import Verification
 
 ADD, PROMOTE, ROLLBACK = "add", "promote", "rollback"
-
-# ASCII alone: an alias decides which weights a night renders with, and letters of other scripts can look
-# like another alias.
-_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_VALID_ALIAS = (
-    "valid: 1 to 64 letters a to z, digits, `.`, `_` and `-`, a letter or digit first; "
-    f"neither a path, nor a hub id, nor `{BUILTIN}`"
-)
 
 
 class Verifier(Protocol):
@@ -69,8 +62,13 @@ class Change:
 
 def add(alias: str, model: str, *, settings: Settings) -> Change:
     """A new alias of what `model` is now. Raises UsageError, ModelError, LedgerError, Busy."""
-    if alias.casefold() == BUILTIN or not _ALIAS.fullmatch(alias):
-        raise UsageError(f"not a name for an alias: {alias!r}", hint=_VALID_ALIAS)
+    if not is_alias(alias):
+        raise UsageError(f"not a name for an alias: {shown(alias)}", hint=f"valid: {VALID_ALIAS}")
+    if Path(alias).is_dir():
+        raise UsageError(
+            f"a folder of that name is here, which the alias would hide: {alias}",
+            hint="choose another name, or rename the folder: an alias goes before a folder of its name",
+        )
     aliases = read_aliases(settings)
     twin = same_name(alias, aliases.targets)
     if twin is not None:

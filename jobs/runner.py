@@ -31,7 +31,7 @@ from jobs.progress import Eta, RunProgress
 from jobs.stopping import Stop
 from jobs.verification.unverified import Unverified
 from jobs.worker import RendererFactory
-from manifests.errors import LedgerError, RunError, VgbatchError
+from manifests.errors import LedgerError, RunError, UsageError, VgbatchError
 from manifests.job import Weights
 from manifests.planner import Plan
 from manifests.reader import Reading
@@ -106,10 +106,12 @@ def run(
     on_plan: told the plan before anything is rendered. factory makes a worker's renderer; the engine
     unless given. retry_of: the run whose failed jobs `reading` holds; their tries are counted anew.
     warns_of_unverified: say which presets were never verified here.
-    Raises Busy when another run is at work, RunError when this one cannot go on.
+    Raises UsageError for devices that are not there, Busy when another run is at work, RunError when this
+    one cannot go on.
     """
     begin_s = time.monotonic()
     run_id = new_run_id()
+    devices = choose_devices(settings)
     require_encoder()
     require_writable(settings.out)
     require_writable(settings.ledger.parent)
@@ -126,7 +128,6 @@ def run(
             forget_failures=retry_of is not None,
         )
         on_plan(planned)
-        devices = choose_devices(settings.devices)
         context = Context(run_id=run_id, folder=settings.out, numerics=NUMERICS)
         row = _run_row(
             run_id,
@@ -214,13 +215,23 @@ def build_renderer(
     return build_engine(EngineConfig(device=device, models=models, embeddings=embeddings))
 
 
-def choose_devices(wanted: str) -> tuple[str, ...]:
-    """`auto`: every GPU of this host, else the CPU."""
-    if wanted != "auto":
-        return tuple(wanted.split(","))
+def choose_devices(settings: Settings) -> tuple[str, ...]:
+    """`auto`: every GPU of this host, else the CPU. Raises UsageError for cards that are not there."""
+    wanted = tuple(settings.devices.split(","))
+    if set(wanted) == {"cpu"}:  # each host has it, and looking for others would load torch
+        return wanted
     from pipeline.devices import list_devices
 
-    return list_devices()
+    found = list_devices()
+    if wanted == ("auto",):
+        return found
+    if missing := [device for device in wanted if device not in found]:
+        cards = [device for device in found if device != "cpu"]
+        raise UsageError(
+            f"{settings.origins['devices']}: not on this machine: {', '.join(missing)}",
+            hint=f"valid here: {', '.join(['auto', 'cpu', *cards])}; `vgbatch doctor` checks cards and torch",
+        )
+    return wanted
 
 
 def _run_row(

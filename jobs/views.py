@@ -26,6 +26,7 @@ from manifests.presets import EXACT
 from manifests.wording import counted
 
 MAX_ROWS_SHOWN = 20
+_MAX_NAME_LENGTH = 40  # of a model or LoRA in a table; `--json`, and the line of each model, have it whole
 
 
 def plan_facts(planned: Planned) -> dict[str, Any]:
@@ -144,10 +145,16 @@ def _plan_line(facts: Mapping[str, Any]) -> str:
 
 
 def bucket_names(bucket: Mapping[str, Any]) -> tuple[str, str]:
-    """Of bucket_settings, for a table: its model with LoRAs, and its size, steps and preset."""
+    """Of bucket_settings, for a table: its model with LoRAs, names shortened; its size, steps and preset."""
     size = f"{bucket['width']}x{bucket['height']}x{bucket['num_frames']} {counted(bucket['steps'], 'step')}"
     preset = "" if bucket["preset"] == EXACT else f" {bucket['preset']}"
-    return str(Weights(bucket["model"], bucket["lora"])), size + preset
+    loras = bucket["lora"] and ", ".join(_ending(name.strip()) for name in bucket["lora"].split(","))
+    return str(Weights(_ending(bucket["model"]), loras)), size + preset
+
+
+def _ending(name: str) -> str:
+    """Of a path, which is told from others by its end."""
+    return name if len(name) <= _MAX_NAME_LENGTH else "..." + name[3 - _MAX_NAME_LENGTH :]
 
 
 def _bucket_cells(bucket: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -161,8 +168,8 @@ def _bucket_cells(bucket: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _bucket_table(buckets: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model", overflow="fold")
     for name, justify in (
-        ("model", "left"),
         ("bucket", "left"),
         ("guidance", "right"),
         ("jobs", "right"),

@@ -5,11 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import save_file
 
 from tests.run_cases import ROOT, command, leftovers, mp4s, query, rows_of, write_manifest
+
+LORA = {"A": (4, 5120), "B": (5120, 4)}  # of a model of 14B
 
 
 def vgbatch(*args: str, folder: Path, knobs: str = "Knobs()", **environ: str) -> tuple[int, str, str]:
@@ -82,6 +86,42 @@ def test_dry_run_is_plan_and_writes_nothing(tmp_path):
         "plan", "manifest.parquet", folder=tmp_path
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.parquet"]
+
+
+def builtin_lora(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (own,) = (ROOT / "pipeline/models/tiny/few_step").glob("*.safetensors")
+    file.write_bytes(own.read_bytes())
+    return str(file)
+
+
+def test_long_paths_of_loras_leave_the_plan_a_table(tmp_path):
+    folder = tmp_path / "of somebody" / "with-a-long-name" / "and-many-loras"
+    one, two = builtin_lora(folder / "one.safetensors"), builtin_lora(folder / "two.safetensors")
+    write_manifest(tmp_path, [*rows_of("a", lora=f"{one}=0.5,{two}"), *rows_of("b", lora=one)])
+    code, out, err = vgbatch("plan", "manifest.parquet", folder=tmp_path)
+    assert code == 0, err
+    table = out.partition("to render")[0]
+    assert max(map(len, table.splitlines())) <= 170
+    assert "builtin with ...g-name/and-many-loras/one.safetensors " in table
+    assert "many-loras/one.safetensors=0.5, ...g-name/and-many-loras/two.safetensors " in table
+    _, out, _ = vgbatch("plan", "manifest.parquet", "--json", folder=tmp_path)
+    assert {bucket["lora"] for bucket in json.loads(out)["buckets"]} == {f"{one}=0.5,{two}", one}
+
+
+def test_a_lora_of_another_model_gets_the_same_verdict_from_plan_and_run(tmp_path):
+    weights = {f"transformer.blocks.0.attn1.to_q.lora_{half}.weight": shape for half, shape in LORA.items()}
+    save_file(
+        {name: np.ones(shape, np.float32) for name, shape in weights.items()}, tmp_path / "a.safetensors"
+    )
+    write_manifest(tmp_path, [*rows_of("a", lora="a.safetensors"), *rows_of("b")])
+    told = []
+    for command_name in ("plan", "run"):
+        code, out, err = vgbatch(command_name, "manifest.parquet", folder=tmp_path)
+        assert code == 3
+        told.append([line for line in (out + err).splitlines() if line.startswith("rejected: ")])
+    assert told[0] == told[1]
+    assert "the LoRA changes blocks.0.attn1.to_q.weight, (5120, 5120), where the model has" in told[0][0]
 
 
 def test_plan_and_run_give_the_same_verdict(tmp_path):
@@ -278,6 +318,25 @@ def test_wrong_usage_is_exit_2_with_the_word_in_question(tmp_path, args):
     assert (code, out) == (2, "")
     assert "Traceback" not in err
     assert "Error" in err
+
+
+@pytest.mark.parametrize("args", [["run", "manifest.parquet"], ["probe", "manifest.parquet"], ["verify"]])
+def test_a_card_that_is_not_there_is_wrong_usage_before_anything_starts(tmp_path, args):
+    write_manifest(tmp_path, rows_of("a"))
+    code, out, err = vgbatch(*args, "--devices", "cuda:977,cuda:978", folder=tmp_path)
+    assert (code, out) == (2, "")
+    told = [line for line in err.splitlines() if not line.startswith("model ")]
+    assert told[0] == "error: --devices: not on this machine: cuda:977, cuda:978"
+    assert told[1].startswith("hint: valid here: auto, cpu")
+    assert len(told) == 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["manifest.parquet"]
+
+
+def test_a_variable_that_names_a_card_is_named_itself(tmp_path):
+    write_manifest(tmp_path, rows_of("a"))
+    code, _, err = vgbatch("run", "manifest.parquet", folder=tmp_path, VGBATCH_DEVICES="cuda:977")
+    assert code == 2
+    assert "VGBATCH_DEVICES: not on this machine: cuda:977" in err
 
 
 def test_messages_that_cannot_be_written_do_not_end_a_run(tmp_path):

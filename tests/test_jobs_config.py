@@ -251,6 +251,13 @@ def test_bad_aliases_are_refused(tmp_path: Path, toml: str) -> None:
     assert "models" in refused(tmp_path, toml=toml)
 
 
+@pytest.mark.parametrize("alias", ["", "builtin", "BuiltIn", "org/name", "org/name@main", "./wan", "~"])
+def test_an_alias_with_another_model_s_name_is_refused(tmp_path: Path, alias: str) -> None:
+    text = refused(tmp_path, toml=f'[models]\n"{alias}" = "builtin"')
+    assert f"not a name for an alias, models in {tmp_path / 'vgbatch.toml'}: '{alias}'" in text
+    assert "neither a path, nor a hub id, nor `builtin`" in text
+
+
 def test_a_syntax_error_names_file_and_line(tmp_path: Path) -> None:
     text = refused(tmp_path, toml="crf = 18\nout = \n")
     assert str(tmp_path / "vgbatch.toml") in text

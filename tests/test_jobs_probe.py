@@ -99,7 +99,10 @@ def test_memory_that_runs_out_later_lowers_a_probed_cap_until_the_next_probe(tmp
     assert caps_of(tmp_path, fresh) == ([8], ("probe",))
 
 
-def test_only_the_bucket_and_the_card_that_were_probed_change(tmp_path: Path) -> None:
+def test_only_the_bucket_and_the_card_that_were_probed_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.devices.list_devices", lambda: ("cuda:0",))
     wide = rows_of("w", width=128)
     probe_rows(tmp_path, ROWS, knobs=Knobs(clip_step_s={1: 1.0, 2: 1.0}), devices="cuda:0")
     assert query(tmp_path, "SELECT DISTINCT gpu_name FROM probes") == [("fake cuda:0",)]

@@ -206,6 +206,30 @@ def test_letters_digits_and_three_signs_make_an_alias(settings: Settings, alias:
     assert target_of(alias, settings) == "builtin"
 
 
+@pytest.mark.parametrize("model", ["builtin", "./here"])
+def test_an_alias_does_not_come_to_hide_a_folder(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    make_model(tmp_path / "here", "h")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"a folder of that name is here, .*: here") as caught:
+        add("here", model, settings=settings)
+    assert caught.value.hint is not None
+    assert "an alias goes before a folder" in caught.value.hint
+    assert not settings.out.exists()
+
+
+def test_an_alias_goes_before_a_folder_that_comes_later(
+    tmp_path: Path, settings: Settings, a: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_prod(a, settings)
+    later = make_model(tmp_path / "prod", "later")
+    monkeypatch.chdir(tmp_path)
+    models = find_models(settings)
+    assert models.spec(Weights("prod")).revision == revision_of(a)
+    assert models.spec(Weights("./prod")).revision == revision_of(later)
+
+
 def test_a_model_that_cannot_be_had_makes_nothing(settings: Settings) -> None:
     with pytest.raises(ModelError, match="no such folder"):
         add_prod("./nowhere", settings)

@@ -118,7 +118,7 @@ def render_side(
     """
     frames.mkdir(parents=True)
     if factory is None:
-        num_devices = len(choose_devices(settings.devices))
+        num_devices = len(choose_devices(settings))
         # Among the output folder's own, so that what a run has encoded is not encoded again.
         embeddings = EmbeddingFolder(settings.out, num_writers=num_devices)
         factory = partial(build_renderer, models=models.sources(), embeddings=embeddings)

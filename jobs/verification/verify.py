@@ -23,7 +23,7 @@ from jobs.config import Settings
 from jobs.lock import run_lock
 from jobs.models import Models
 from jobs.prepare import find_models
-from jobs.runner import new_run_id
+from jobs.runner import choose_devices, new_run_id
 from jobs.terminal import line
 from jobs.verification.facts import Evidence, findings
 from jobs.verification.folder import PAGE_NAME, publish, results_folder, work_folder
@@ -88,6 +88,7 @@ def verify(
     Raises UsageError, ModelError, ManifestError, LedgerError, Busy, RunError.
     """
     _require_preset(against)
+    choose_devices(settings)  # before anything is compared: its sides are runs, which would ask as well
     verification_id = new_run_id()
     require_writable(settings.out)
     require_writable(settings.ledger.parent)

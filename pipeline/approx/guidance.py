@@ -3,7 +3,8 @@
 Reuse: what guidance adds, the prompt's velocity minus the negative prompt's, changes little from one step
 to the next once the picture is laid out. From a fraction of the schedule on each difference serves what
 comes soon after its own step too. This is the plain form of what Lv et al. 2024 do (FasterCache, arXiv
-2410.19355), who reuse it for longer and weigh its low and high frequencies apart.
+2410.19355), who reuse it for longer and weigh its low and high frequencies apart. Which steps reuse one
+follows from the schedule, and from the steps that a step cache left out, not from the clips.
 
 Interval: steps of much and of little noise are not guided (Kynkaanniemi et al. 2024, arXiv 2404.07724).
 """

@@ -7,7 +7,9 @@ plus the offset that velocity and latents had then. Nothing is calibrated.
 
 Each clip's own changes decide, by the prompt's velocity alone, as published. But a batch leaves a step out
 only when all of its clips may: a clip's pixels can then depend on its neighbours, as with no other
-approximation. Padding copies the batch's first clip, so it agrees with it.
+approximation. So they can on what becomes of those: beside a clip of NaNs, which may never skip, every step
+is computed; and a job that is tried again alone, or in a smaller batch, skips by other clips than before.
+Padding copies the batch's first clip, so it agrees with it.
 
 Shapes: B clips, C latent channels, T latent frames, H and W latent sides.
 """
