@@ -460,6 +460,20 @@ def test_rollback_goes_to_where_the_same_contents_were_last(
         rollback("prod", settings=settings)
 
 
+def test_rollback_knows_the_first_revision_again_and_the_same_weights_at_another_place(
+    settings: Settings, a: Path, b: Path, tmp_path: Path
+) -> None:
+    add_prod(a, settings)
+    move("prod", b, settings)
+    move("prod", a, settings)
+    assert rollback("prod", settings=settings).row.target == str(b)
+    moved = Path(shutil.copytree(b, tmp_path / "moved"))
+    move("prod", moved, settings)  # of the revision that the rollback went to
+    move("prod", "builtin", settings)
+    assert rollback("prod", settings=settings).row.target == str(moved)
+    assert rollback("prod", settings=settings).row.target == str(a)
+
+
 def test_rollback_refuses_what_is_no_longer_what_it_was(settings: Settings, a: Path, b: Path) -> None:
     add_prod(a, settings)
     move("prod", b, settings)

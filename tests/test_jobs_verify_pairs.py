@@ -72,6 +72,23 @@ def test_vmaf_is_of_large_clips_of_one_size(tmp_path: Path) -> None:
     assert compare_pair(pair(large, longer)).vmaf is None
 
 
+def test_vmaf_is_asked_of_the_candidate_against_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        jobs.verification.pairs, "vmaf", lambda candidate, **given: asked.append((candidate, given)) or 75.0
+    )
+    reference, candidate = (kept(tmp_path / name, width=640, height=480) for name in ("one", "other"))
+    assert compare_pair(pair(reference, candidate)).vmaf == 75.0
+    assert asked == [(candidate.path, {"reference": reference.path, "width": 640, "height": 480})]
+    low = kept(tmp_path / "low", width=640, height=478)
+    upright = kept(tmp_path / "upright", width=480, height=640)
+    assert compare_pair(pair(low, low)).vmaf is None
+    assert compare_pair(pair(reference, upright)).vmaf is None
+    assert len(asked) == 1
+
+
 def test_other_processes_find_the_same_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

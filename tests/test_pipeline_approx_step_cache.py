@@ -58,6 +58,17 @@ def test_an_expert_that_begins_late_learns_from_its_own_first_two_steps() -> Non
     assert skipped_indices(cache, first_index=10) == list(range(12, 19))
 
 
+def test_an_expert_s_first_two_steps_are_computed_whatever_the_rule_says() -> None:
+    class Always:
+        def computed(self, latents_BCTHW: torch.Tensor, velocity_BCTHW: torch.Tensor) -> None:
+            pass
+
+        def may_skip(self, latents_BCTHW: torch.Tensor, *, index: int) -> bool:
+            return True
+
+    assert skipped_indices(cached(Always()), first_index=10) == list(range(12, 19))
+
+
 def test_under_a_limit_of_zero_every_step_is_computed() -> None:
     assert skipped_indices(cached(SkipByChange(limit=0.0))) == []
 
